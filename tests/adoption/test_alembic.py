@@ -18,8 +18,6 @@ from holdfast.postgres import migrate
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
-pytestmark = pytest.mark.adoption
-
 PAGE = ROOT / "docs" / "alembic.md"
 _, INIT, ADDRESS, ENV, NEW, REVISION, GO_ON, _ = (block.text for block in blocks("text", pages=[PAGE]))
 IMPORT = "from holdfast.integrations.alembic import migrate_holdfast"

@@ -16,8 +16,6 @@ from holdfast.postgres import migrate
 from holdfast.postgres.addresses import django_address
 from tests.adoption.test_frameworks import FOLDER, saved
 
-pytestmark = pytest.mark.adoption
-
 # Tests of a project, which Django's own runner runs.
 TESTS = """
 from io import StringIO

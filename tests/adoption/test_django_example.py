@@ -9,11 +9,9 @@ import textwrap
 from pathlib import Path
 
 import asyncpg
-import pytest
 
 from tests.worker.support import drained
 
-pytestmark = pytest.mark.orm
 ROOT = Path(__file__).parents[2]
 
 ORDERS = """

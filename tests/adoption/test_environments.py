@@ -14,8 +14,6 @@ import pytest
 
 from tests.unit.test_locks import LOCKS
 
-pytestmark = [pytest.mark.adoption]
-
 
 def renewed(lock: Path, folder: Path) -> Path:
     """Return a copy of a lock, renewed by the command that the lock names: pins that are possible stay."""

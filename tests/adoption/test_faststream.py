@@ -27,7 +27,7 @@ from tests.adoption.bare import Installed
 from tests.adoption.test_frameworks import FOLDER, run, saved
 from tests.worker.support import until
 
-pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PAGE = FOLDER / "faststream.md"
 MAILS = [f"Dear Ada, your order {number} is here" for number in (1, 2, 3)]

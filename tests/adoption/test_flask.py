@@ -14,8 +14,6 @@ from holdfast import Publisher
 from holdfast.errors import ConfigurationError
 from holdfast.integrations.flask import TransactionPerRequest
 
-pytestmark = pytest.mark.adoption
-
 
 def flask_application(dsn: str, connect: Any = None) -> Any:
     """Answer /N with the status N, after publishing; /0 raises; /1 goes on after a failed statement."""

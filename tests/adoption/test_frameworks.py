@@ -24,7 +24,7 @@ from holdfast.integrations.fastapi import transaction_per_request as for_fastapi
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 FOLDER = ROOT / "docs" / "frameworks"
 # What the commands of each page print.

@@ -20,7 +20,7 @@ from servers.valkey import ValkeyServer
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 GUIDES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 OWN = """

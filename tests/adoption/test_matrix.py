@@ -11,8 +11,6 @@ from release import matrix, wheel
 from release.matrix import EXTRAS, TESTS, Combination, NotMade, requirements
 from tests.adoption.test_installing import PROJECT
 
-pytestmark = [pytest.mark.adoption]
-
 HERE = Combination("3.11", "locked", 18)
 
 

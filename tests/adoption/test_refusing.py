@@ -33,8 +33,6 @@ from holdfast.integrations import fastapi as for_fastapi
 from holdfast.integrations.flask import TransactionPerRequest
 from tests.docs.support import ROOT
 
-pytestmark = pytest.mark.adoption
-
 PUBLISHER = Publisher("shop")
 # How a request ends, the status that its client reads, and whether its event is kept.
 ENDS = {

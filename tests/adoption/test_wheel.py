@@ -27,8 +27,6 @@ from tests.adoption.bare import make_environment
 from tests.adoption.test_installing import PROJECT, declared
 from tests.docs.support import read, sections
 
-pytestmark = pytest.mark.adoption
-
 OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
 # What `import holdfast` brings of others, and what a publisher and a worker need besides.
 NEEDED = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}

@@ -21,8 +21,6 @@ from tests.brokers.messages import interest, outgoing
 from tests.brokers.test_operating import holdfast
 from tests.worker.support import Facts, publish_many, until
 
-pytestmark = pytest.mark.brokers
-
 HANDLER = "shop.note"
 NOTED = "SELECT naming = $1 FROM core.broker_reports WHERE handler_name = 'shop.note'"
 RELAYED = "SELECT count(*) = 5 FROM core.outbox WHERE handler_name LIKE 'relay.%' AND status = 'delivered'"

@@ -31,8 +31,6 @@ from holdfast.brokers.cloudevents import (
 )
 from holdfast.encoding import MAX_DEPTH
 
-pytestmark = pytest.mark.brokers
-
 NOW = datetime(2025, 3, 1, 12, 0, tzinfo=UTC)
 FORMAT = JSONFormat()
 

@@ -25,8 +25,6 @@ from servers.rabbitmq import RabbitmqServer
 from servers.valkey import ValkeyServer
 from tests.brokers.messages import interest, outgoing, sent, taken
 
-pytestmark = pytest.mark.brokers
-
 
 class Certificate(NamedTuple):
     certificate: Path

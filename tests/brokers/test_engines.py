@@ -37,8 +37,6 @@ from servers.valkey import DURABLE, ValkeyServer
 from tests.brokers import messages
 from tests.brokers.messages import numbers, sent, taken
 
-pytestmark = pytest.mark.brokers
-
 LEASE = 3.0
 
 

@@ -16,8 +16,6 @@ from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 from tests.worker.support import PUBLISHER, Facts, effects, make_tables, publish_many, running, terminate, until
 
-pytestmark = pytest.mark.brokers
-
 OPTIONS = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
 

@@ -21,8 +21,6 @@ from tests.brokers.double import Broker, _Source
 from tests.brokers.test_operating import holdfast
 from tests.worker.support import Facts, publish_many, until
 
-pytestmark = pytest.mark.brokers
-
 WEAK = "SELECT max(jsonb_array_length(weaknesses)) = 1 FROM core.broker_reports"
 MOVED = "SELECT via = 'nats' FROM core.subscriptions WHERE handler_name = 'shop.note'"
 FORGETFUL = (

@@ -13,7 +13,7 @@ import pytest
 
 from tests.outbox import CHANNEL, EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
-pytestmark = [pytest.mark.brokers, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 RELAY = "relay.nats"
 OTHER = "mail.confirm"

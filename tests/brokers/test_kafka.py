@@ -29,8 +29,6 @@ from servers.kafka import KafkaMock, kafka_server
 from tests.brokers import messages
 from tests.brokers.messages import number_of, numbers, sent, taken
 
-pytestmark = pytest.mark.brokers
-
 _channels = itertools.count(1)
 
 

@@ -23,8 +23,6 @@ from servers.rabbitmq import RabbitmqServer
 from tests.brokers.messages import interest, outgoing, sent, taken
 from tests.worker.support import PUBLISHER, running, until
 
-pytestmark = pytest.mark.brokers
-
 FORMAT = JSONFormat()
 HANDLER = "billing.charge_card"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -21,8 +21,6 @@ from servers.valkey import DURABLE, ValkeyServer
 from tests.brokers.messages import interest, numbers, outgoing, sent, taken
 from tests.worker.support import publish_many, until
 
-pytestmark = pytest.mark.brokers
-
 MOVED = "SELECT via <> 'outbox' FROM core.subscriptions WHERE handler_name = 'shop.note'"
 RELAYED = "SELECT count(*) FROM core.outbox WHERE handler_name LIKE 'relay.%' AND status = 'delivered'"
 

@@ -29,8 +29,6 @@ from servers.processes import ServerProcess, free_port
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
 
 NAMES = Subjects()
-pytestmark = pytest.mark.brokers
-
 STREAM = "HF_events"
 
 

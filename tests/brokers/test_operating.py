@@ -21,8 +21,6 @@ from servers.valkey import ValkeyServer
 from tests.brokers.double import Broker
 from tests.worker.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 
-pytestmark = pytest.mark.brokers
-
 HANDLER = "billing.charge_card"
 RELAYED = "SELECT count(*) = 1 FROM core.outbox WHERE handler_name = 'relay.nats' AND status = 'delivered'"
 OPTIONS: dict[str, Any] = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}

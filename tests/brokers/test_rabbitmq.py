@@ -21,8 +21,6 @@ from servers.rabbitmq import RabbitmqServer
 from tests.brokers import messages
 from tests.brokers.messages import number_of, numbers, sent, taken
 
-pytestmark = pytest.mark.brokers
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:

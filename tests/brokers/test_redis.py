@@ -25,8 +25,6 @@ from holdfast.errors import ConfigurationError
 from servers.valkey import DURABLE, ValkeyServer, proxied, valkey_with_replica
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
 
-pytestmark = pytest.mark.brokers
-
 STREAM = "hf:{events}:0"
 GROUP = "billing.charge"
 

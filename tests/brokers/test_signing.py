@@ -21,8 +21,6 @@ from tests.brokers.messages import outgoing
 from tests.brokers.test_operating import holdfast
 from tests.worker.support import Facts, publish, running, until
 
-pytestmark = pytest.mark.brokers
-
 OPTIONS = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
 OLD, NEW, OTHER = (f"{name}-secret-of-thirty-two-characters" for name in ("old", "new", "other"))

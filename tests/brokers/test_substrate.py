@@ -35,8 +35,6 @@ from servers.valkey import DURABLE, ValkeyServer
 from tests.brokers.messages import outgoing, sent
 from tests.worker.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
 
-pytestmark = pytest.mark.brokers
-
 DEFAULTS = WorkerSettings()
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
 

@@ -14,8 +14,6 @@ from tests.brokers.double import Broker
 from tests.handling.kinds import KINDS, TABLE, Kind, Work
 from tests.worker.support import Facts, drained, publish_many, running, until
 
-pytestmark = [pytest.mark.brokers, pytest.mark.orm]
-
 OPTIONS: dict[str, Any] = {"substrate": "nats://double", "lease": 5.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.02, max_delay=0.05)
 PUBLISHER = Publisher("ledger")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.test_mix import chaos
 
-pytestmark = [pytest.mark.brokers, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SHORT = (("mix_nats", 6), ("mix_redis", 6))
 LONG = (

@@ -28,8 +28,6 @@ from tests.observability.scraping import read
 from tests.operator.support import HANDLER, actions, fail, states
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.console
-
 TOKENS = {str(role): Principal(f"{role}@example.org", role) for role in Role}
 ID = "0199c1f2-5f2e-7a53-8d54-0d6a2f1f9a11"
 

@@ -26,7 +26,7 @@ from holdfast.operator.catalogue import VERBS
 from tests.servers import SessionServer
 from tests.worker.support import until
 
-pytestmark = [pytest.mark.console, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOKEN = "a-token-of-an-admin"
 CHECKS = (

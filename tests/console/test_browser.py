@@ -20,7 +20,7 @@ from tests.console.examples import address_of
 from tests.console.serving import served
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = [pytest.mark.console, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZES = ((1440, 900), (390, 844))
 # Rows of a list are made by one template: of each list axe reads the first three.

@@ -18,8 +18,6 @@ from holdfast.operator.catalogue import VERBS, document, plain
 from holdfast.operator.roles import Role
 from tests.operator.support import ACTOR, HANDLER, actions, beat, fail, states
 
-pytestmark = pytest.mark.console
-
 # Methods whose verb has another name, and those that are a part of other verbs.
 NAMED = {
     "events.page": "events.list",

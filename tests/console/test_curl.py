@@ -19,8 +19,6 @@ from tests.console.asking import ask
 from tests.console.conftest import Browser
 from tests.console.examples import address_of
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 NOT_HTML = ("palette", "failures.hand-over")
 SHOWN = [page for page in PAGES if page.get is not None and page.name not in NOT_HTML]

@@ -16,8 +16,6 @@ from tests.console import shop
 from tests.console.conftest import Browser, as_role
 from tests.operator.support import actions, states
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 
 

@@ -16,8 +16,6 @@ from holdfast.operator import ended_sessions
 from tests.console.conftest import Browser
 from tests.console.test_security import logins
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 SECRET = "a secret that two consoles share"
 ADA = ("ada", Role.OPERATOR, "correct horse battery")

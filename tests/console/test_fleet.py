@@ -15,8 +15,6 @@ from tests.console.asking import acted, ask, confirm, last_line
 from tests.console.conftest import Browser
 from tests.console.examples import address_of
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 ADA = "ada@example.com"
 LEDGER = "ledger.record_sale"

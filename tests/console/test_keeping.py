@@ -17,8 +17,6 @@ from tests.console.asking import acted, ask, confirm
 from tests.console.conftest import Browser
 from tests.operator.support import HANDLER, block, fail
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 ADA = "ada@example.com"
 

@@ -22,8 +22,6 @@ from tests.console import shop
 from tests.console.conftest import Browser
 from tests.console.test_live import messages, until
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 ADD = "INSERT INTO core.outbox (event_type, source, payload) VALUES ($1, 'shop', '{}') RETURNING id"
 

@@ -19,8 +19,6 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.operator import Operator, ReadTimeout, Refused
 from tests.console.conftest import Browser, as_role, fill
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 
 

@@ -28,7 +28,6 @@ from holdfast.operator import Moved, Operators
 from holdfast.operator.catalogue import VERBS, Counted
 from tests.console import shop
 
-pytestmark = pytest.mark.console
 URL = "http://127.0.0.1:8425/mcp"
 CHARGE = "billing.charge_card"
 COUNT_ALL = "SELECT count(*) FROM core.failed"

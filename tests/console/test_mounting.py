@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import FastAPI
 
 from holdfast.access.passwords import Passwords, password_line
 from holdfast.access.principal import Role
 from holdfast.console import Console, ConsoleSettings, create_console
 from holdfast.console.login import FileLogins
-
-pytestmark = pytest.mark.console
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "/ops/holdfast"

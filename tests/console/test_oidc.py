@@ -28,8 +28,6 @@ from holdfast.console import Console
 from holdfast.errors import ConfigurationError
 from tests.console.conftest import Browser
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 
 

@@ -17,8 +17,6 @@ from tests.console import shop
 from tests.console.conftest import Browser
 from tests.console.examples import address_of
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 SHOWN = [page for page in PAGES if page.get is not None and page.name not in ("palette", "failures.hand-over")]
 

@@ -19,8 +19,6 @@ from tests.console import fleet, shop
 from tests.console.asking import ask, confirm, last_line
 from tests.console.conftest import BASE, Browser
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 ADA = "ada@example.com"
 

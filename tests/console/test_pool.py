@@ -14,8 +14,6 @@ from holdfast.operator import DatabaseAway, Operators, OperatorsBusy, ReadTimeou
 from tests.operator.support import driver_of
 from tests.worker.support import until
 
-pytestmark = pytest.mark.console
-
 
 async def test_connections_are_used_again_and_the_audit_has_the_name_of_each(
     dsn: str, conn: asyncpg.Connection

@@ -20,8 +20,6 @@ from tests.logins import Logins
 from tests.operator.support import ACTOR, CAUSES, HANDLER, driver_of, fail, fail_with, subscribe
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = [pytest.mark.console, pytest.mark.operator]
-
 KEPT = 50_000
 
 FILL = """

@@ -18,7 +18,7 @@ from tests.console.conftest import Browser, as_role, fill_all
 from tests.console.examples import address_of
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = [pytest.mark.console, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DELIVERED = 1_000_000
 DEAD_LETTERS = 10_000

@@ -13,8 +13,6 @@ from holdfast.cli.app import run
 from tests.operator.support import fail
 from tests.servers import run_coroutine
 
-pytestmark = pytest.mark.console
-
 
 class Shell:
     """Commands in this process, with what they print."""

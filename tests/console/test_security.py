@@ -22,8 +22,6 @@ from holdfast.console.pages import PAGES
 from holdfast.errors import ConfigurationError
 from tests.console.conftest import BASE, Browser, as_role
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 ORIGIN = {"origin": BASE}
 

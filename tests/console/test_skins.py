@@ -18,8 +18,6 @@ import pytest
 from tests.console import shop
 from tests.console.skins import Said, Skin, skins
 
-pytestmark = pytest.mark.console
-
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
 FAILED = [shop.failed_row(*cause[:3], START + timedelta(minutes=n)) for n in range(4) for cause in shop.causes(n)[:2]]
 OPEN = shop.row(shop.ORDER, START, status="pending", attempts=0)

@@ -20,8 +20,6 @@ from tests.console.examples import address_of
 from tests.console.vectors import VECTORS
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = pytest.mark.console
-
 Consoles = Callable[..., Console]
 HIDDEN = re.compile("[\u202a-\u202e\u2066-\u2069\u200b-\u200f]")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.support import ROOT
 
-pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

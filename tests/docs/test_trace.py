@@ -1,12 +1,8 @@
 """The picture of a trace shows what was exported."""
 
-import pytest
-
 from tests.docs.trace import PICTURE, draw, kept
 from tests.observability.collector import depths
 from tests.observability.test_trace_of_an_order import TREE
-
-pytestmark = pytest.mark.observability
 
 
 def test_the_picture_of_a_trace_is_drawn_from_exported_spans() -> None:

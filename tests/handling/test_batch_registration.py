@@ -17,8 +17,6 @@ from holdfast.middleware import CallNext
 from holdfast.outcome import Outcome
 from holdfast.testing import run_handler
 
-pytestmark = pytest.mark.flow
-
 
 class Placed(BaseModel):
     n: int

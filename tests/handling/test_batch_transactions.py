@@ -17,7 +17,6 @@ from tests.handling.kinds import ASYNC_SESSION, ASYNCPG, DJANGO, KINDS, PSYCOPG,
 from tests.worker.batches import ONCE, QUICK, SETTINGS, BatchBody, Calls, batch_handler, publish, statuses, written
 from tests.worker.support import Observed, drained, running, until
 
-pytestmark = pytest.mark.flow
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 some_kinds = pytest.mark.parametrize("kind", (ASYNCPG, ASYNC_SESSION, SESSION, PSYCOPG, DJANGO), ids=str)
 

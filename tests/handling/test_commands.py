@@ -14,8 +14,6 @@ from tests.handling.kinds import KINDS, TABLE, Kind, Work
 from tests.handling.test_contract import working
 from tests.worker.support import drained, publish_many, row
 
-pytestmark = pytest.mark.orm
-
 COMMANDS = Commands(secrets={1: "a secret that only the tests know, of thirty-two bytes"})
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 

@@ -30,8 +30,6 @@ from tests.operator.kept import policy
 from tests.outbox import CHANNEL
 from tests.worker.support import Facts, drained, publish, publish_many, row, running, settled, until
 
-pytestmark = pytest.mark.orm
-
 QUICK = RetryPolicy(max_attempts=5, base_delay=0.02, max_delay=0.05)
 PUBLISHER = Publisher("ledger")
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -13,8 +13,6 @@ from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from tests.handling.kinds import NAME, django
 from tests.worker.support import publish, running, settled, until
 
-pytestmark = pytest.mark.orm
-
 
 def plain(ask: Callable[[], None]) -> tuple[Any, int]:
     def look(event: EventEnvelope) -> None:

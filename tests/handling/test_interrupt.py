@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.orm
-
 # In a process of its own, because what is tested for would stop this one. The first line leads to the server; those
 # after it are accepted and never answered, as by a server behind a network that went away.
 PROGRAM = """

@@ -37,7 +37,7 @@ from tests.servers import SessionServer
 if TYPE_CHECKING:
     from psycopg import AsyncConnection as Elsewhere
 
-pytestmark = [pytest.mark.orm]
+
 ADDRESS = "postgresql://app@127.0.0.1:1/app"
 
 

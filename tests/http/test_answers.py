@@ -11,8 +11,6 @@ import pytest
 from tests.http.shop import EVERY_DRIVER, ISOLATION
 from tests.http.support import Open, effects, opened, problem, records, runs
 
-pytestmark = pytest.mark.http_contract
-
 # asyncpg and SQLAlchemy at every level, everything else at one. Two processes serve each.
 EVERYWHERE = [*product(("asyncpg", "sqlalchemy"), ISOLATION)]
 EVERYWHERE += [(driver, ISOLATION[n % 3]) for n, driver in enumerate(EVERY_DRIVER) if n not in (0, 2)]

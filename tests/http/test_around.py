@@ -18,8 +18,6 @@ from holdfast.idempotency import exchange_of
 from tests.http.plain import Plain
 from tests.http.support import Client, names, problem, records, runs, served
 
-pytestmark = pytest.mark.http_contract
-
 
 @asynccontextmanager
 async def around(dsn: str, conn: asyncpg.Connection, **settings: Any) -> AsyncIterator[Client]:

@@ -34,8 +34,6 @@ from tests.logins import Logins
 from tests.servers import SessionServer
 from tests.worker.support import until
 
-pytestmark = pytest.mark.http_contract
-
 
 async def settled(conn: asyncpg.Connection) -> int:
     """How many orders there are: each with its event and its record, or none of them."""

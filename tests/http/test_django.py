@@ -31,7 +31,6 @@ from tests.http.test_crashes import port_of, settled
 from tests.http.test_crashes import request as raw_request
 from tests.worker.support import until
 
-pytestmark = pytest.mark.http_contract
 at_every_level = pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
 # Two requests that change the same row: the second one fails, and is not the view's fault.
 above_read_committed = pytest.mark.parametrize("isolation", ISOLATION[1:], ids=lambda value: value.replace(" ", "-"))

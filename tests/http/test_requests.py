@@ -12,8 +12,6 @@ import pytest
 from tests.http.plain import Plain
 from tests.http.support import ALICE, ORDER, effects, opened, problem, records, runs, served
 
-pytestmark = pytest.mark.http_contract
-
 
 async def test_a_key_of_a_safe_method_is_ignored(dsn: str, conn: asyncpg.Connection) -> None:
     """Row 1: the request goes its way, also with a key that is none, and nothing is stored."""

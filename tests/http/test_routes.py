@@ -19,8 +19,6 @@ from tests.http.plain import Plain
 from tests.http.shop import SECRET, Shop
 from tests.http.support import effects, opened, problem, records, served
 
-pytestmark = pytest.mark.http_contract
-
 
 async def anybody() -> str:
     return "anybody"

@@ -16,8 +16,6 @@ from holdfast.domain_events import RecordsEvents
 from holdfast.integrations.sqlalchemy import DomainEvents
 from tests.http.support import Client, opened, problem, records
 
-pytestmark = pytest.mark.http_contract
-
 
 class Base(DeclarativeBase):
     pass

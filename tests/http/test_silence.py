@@ -19,8 +19,6 @@ from tests.http.shop import Order, Shop
 from tests.http.support import Client, effects, problem, records, served
 from tests.worker.support import until
 
-pytestmark = pytest.mark.http_contract
-
 WITHIN = 0.3  # seconds for an answer of the database
 NAME = "silenced"
 over_drivers = pytest.mark.parametrize(

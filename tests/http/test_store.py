@@ -25,8 +25,6 @@ from tests.http.shop import SECRET
 from tests.http.support import effects, opened, problem, records, served
 from tests.worker.support import drained, running
 
-pytestmark = pytest.mark.http_contract
-
 
 async def age(conn: asyncpg.Connection, **time: float) -> None:
     """As if so much time had passed."""

@@ -15,8 +15,6 @@ from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
 from tests.http.support import Open, effects, expire, opened, problem, records, runs
 from tests.worker.support import until
 
-pytestmark = pytest.mark.http_contract
-
 
 def at(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("driver", "isolation"), pairs, ids=lambda value: value.replace(" ", "-"))

@@ -20,7 +20,7 @@ from tests.logins import RUNTIME, Logins
 from tests.migrations.conftest import FIRST, MakeSource
 from tests.servers import SessionServer
 
-pytestmark = [pytest.mark.adoption, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 # An application: it leaves rows in every state.
 PROGRAM = """

@@ -29,8 +29,6 @@ from tests.outbox import Outbox, connect
 from tests.servers import SessionServer, apply_schema
 from tests.worker.support import drained, publish, publish_many, until
 
-pytestmark = pytest.mark.observability
-
 ALERTS = {text.partition("\n")[0]: text for text in RULES.read_text().split("- alert: ")[1:]}
 
 DELIVERED = """

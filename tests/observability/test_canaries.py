@@ -49,8 +49,6 @@ from tests.observability.test_worker_sentry import DSN as SENTRY_DSN
 from tests.observability.test_worker_sentry import Recorder
 from tests.worker.support import Observed, drained, until
 
-pytestmark = pytest.mark.observability
-
 PAYLOAD, NESTED, KEY, DEDUPE, HEADER = (
     f"canary-{name}-2718281828" for name in ("payload", "nested", "key", "dedupe", "hdr")
 )

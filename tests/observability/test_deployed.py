@@ -22,7 +22,7 @@ from tests.observability.test_service_manager import Manager
 from tests.worker.support import until
 from tests.worker.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
+pytestmark = pytest.mark.abandons_leases
 
 HANDLERS = """
 from holdfast import HandlerRegistry

@@ -24,8 +24,6 @@ from holdfast.worker.draining import Drainer
 from holdfast.worker.outage import Outages
 from tests.worker.support import Facts, Observed, drained, publish, publish_many, running, until
 
-pytestmark = pytest.mark.observability
-
 
 async def test_a_delivery_that_is_snoozed_and_then_released(dsn: str, conn: asyncpg.Connection) -> None:
     """OBS-1: with how long its handler had run, and when it is due again."""

@@ -23,8 +23,6 @@ from holdfast.worker import health, maintenance
 from tests.worker.support import Facts, publish, running, until
 from tests.worker.test_old_primary import free_port
 
-pytestmark = pytest.mark.observability
-
 
 @pytest.fixture
 def registry() -> HandlerRegistry:

@@ -17,8 +17,6 @@ from holdfast.observability import http
 from holdfast.observability.http import Request, Response, Site, UnixSite, combined, serve, serve_in_thread
 from tests.worker.support import until
 
-pytestmark = pytest.mark.observability
-
 
 async def hello(request: Request) -> Response:
     return Response(f"hello {request.query} {request.fields.get('accept', '')}")

@@ -31,8 +31,6 @@ from holdfast.telemetry import Fired, Handled, LostLease, Notice, Published, Rel
 from tests.docs.support import read, sections, table
 from tests.worker.support import PATIENCE, drained, until
 
-pytestmark = pytest.mark.observability
-
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACE = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 DOMAIN = UUID("01a1e480-b491-7cac-937f-428a764ae347")

@@ -17,8 +17,6 @@ from holdfast.telemetry import Counters
 from holdfast.worker.process_reports import LONGEST, ProcessReports
 from tests.observability.scraping import OPENMETRICS, Scrape, read, read_openmetrics
 
-pytestmark = pytest.mark.observability
-
 COUNT = st.integers(0, 2**40)
 TEXT = st.text(max_size=20)
 HISTOGRAM = st.builds(

@@ -15,8 +15,6 @@ from tests.docs.support import ROOT
 from tests.observability.alerting import RULES, scraped_outbox
 from tests.observability.test_measurements import busy, scrape
 
-pytestmark = pytest.mark.observability
-
 DASHBOARD = json.loads((ROOT / "ops" / "grafana" / "dashboard.json").read_text())
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAME = re.compile(r"\bholdfast_[a-z_]+\b")

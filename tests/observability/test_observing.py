@@ -22,8 +22,6 @@ from holdfast.observing import FACTS, USUAL_FACTS, DirectObservers, ObserverGrou
 from holdfast.telemetry import Claimed, DeliveryFact, Fact, Failed, Handled, Notice, Published, Settled, trace_id_of
 from tests.worker.support import Facts, Observed, drained, publish_many, running, until
 
-pytestmark = pytest.mark.observability
-
 DSN = "postgresql://localhost/x"
 
 

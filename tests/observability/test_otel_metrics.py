@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import asyncpg
-import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
@@ -19,8 +18,6 @@ from holdfast.observability.otel.metrics import meter_of
 from tests.observability.collector import Collector
 from tests.observability.spans import Spans
 from tests.worker.support import drained, until
-
-pytestmark = pytest.mark.observability
 
 HANDLER = "messaging.destination.subscription.name"
 

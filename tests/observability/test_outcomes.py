@@ -31,8 +31,6 @@ from holdfast.postgres.deliveries import Deliveries
 from holdfast.telemetry import Claimed, DeliveryFact, Failed, Handled, LostLease, Notice
 from tests.worker.support import Observed, drained, until
 
-pytestmark = pytest.mark.observability
-
 # What a handler does, and how likely it is.
 BEHAVIOURS = {
     "done": 30,

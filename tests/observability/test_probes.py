@@ -26,7 +26,7 @@ from tests.operator.test_starting import IMPORTED, SLOW, python
 from tests.worker.support import publish, until
 from tests.worker.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
+pytestmark = pytest.mark.abandons_leases
 
 
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.observability.prometheus_server import ask, prometheus
 from tests.observability.scraping import command, scraped
 from tests.worker.support import drained, publish_many, until
 
-pytestmark = [pytest.mark.observability, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 PAUSE, EACH = 0.5, 10  # twenty events a second, each for two handlers
 

@@ -28,7 +28,7 @@ from tests.docs.support import ROOT, blocks
 from tests.worker.support import make_tables, publish, running, until
 from tests.worker.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 HELD = 50  # its handler runs at the target, and ends after it
 THROUGH = 51  # its handler runs through the recovery

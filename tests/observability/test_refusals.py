@@ -20,8 +20,6 @@ from holdfast.observability.logging import LogObserver
 from holdfast.observability.otel import OpenTelemetry
 from holdfast.observability.prometheus import Collector
 
-pytestmark = pytest.mark.observability
-
 
 async def note(event: EventEnvelope) -> None:
     pass

@@ -20,8 +20,6 @@ from holdfast.idempotency import IdempotencyMiddleware, exchange_of
 from tests.http.shop import SECRET, TABLES
 from tests.observability.spans import Spans, attributes
 
-pytestmark = pytest.mark.observability
-
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0"
 
 

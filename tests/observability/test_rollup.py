@@ -23,8 +23,6 @@ from holdfast.postgres.retention import Sweep
 from tests.operator.support import ACTOR, beat, command, subscribe
 from tests.worker.support import PUBLISHER, drained, make_tables, process, publish, running, until
 
-pytestmark = pytest.mark.observability
-
 COUNTED = "SELECT " + ", ".join(f"coalesce(sum({each}), 0)::int AS {each}" for each in ("begun", *OUTCOMES))
 
 

@@ -18,8 +18,6 @@ from holdfast.telemetry import Failed, Retried
 from tests.observability.test_worker_sentry import CANARY, DSN, Recorder
 from tests.worker.support import drained, publish, running, until
 
-pytestmark = pytest.mark.observability
-
 
 def fields(delivery: UUID, attempts: int) -> dict[str, Any]:
     return {

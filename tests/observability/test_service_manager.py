@@ -21,7 +21,7 @@ from tests.observability.support import worker_command
 from tests.worker.support import PATIENCE, publish, until
 from tests.worker.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
+pytestmark = pytest.mark.abandons_leases
 
 
 class Manager:

@@ -21,7 +21,7 @@ from tests.worker.support import Facts, publish, running, until
 
 __all__ = ["registry"]
 
-pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
+pytestmark = pytest.mark.abandons_leases
 
 AGE = "UPDATE core.workers SET heartbeat_at = now() - interval '61 s'"
 IS_LIVING = "SELECT bool_and(core.is_living(heartbeat_at)) FROM core.workers WHERE stopped_at IS NULL"

@@ -20,8 +20,6 @@ from holdfast.operator import Balance
 from tests.observability.scraping import Scrape, command, scrape, scraped
 from tests.worker.support import until
 
-pytestmark = pytest.mark.observability
-
 ROOT = Path(__file__).parents[2]
 
 # --- the pages that Prometheus scrapes ---

@@ -11,8 +11,6 @@ from holdfast.postgres.clock import DatabaseClock, steady
 from holdfast.telemetry import Counters
 from holdfast.worker.tally import Tally
 
-pytestmark = pytest.mark.observability
-
 
 class Attempt:
     """As much of a delivery as is counted."""

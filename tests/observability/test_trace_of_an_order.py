@@ -15,8 +15,6 @@ from examples.orders.processes import Stage
 from tests.observability.collector import Collector, ExportedSpan, depths
 from tests.worker.support import until
 
-pytestmark = pytest.mark.observability
-
 SERVER, CONSUMER = 2, 5
 # Where `./dev docs trace` has the spans written, of which it draws the picture in docs/tracing.md.
 TRACE_FILE = "HOLDFAST_TRACE_FILE"

@@ -40,8 +40,6 @@ from tests.contract.test_publish_contract import DRIVERS, done
 from tests.observability.spans import Spans, attributes
 from tests.worker.support import Facts, drained, insert, make_tables, settled, until
 
-pytestmark = pytest.mark.observability
-
 GIVEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT_ONCE = RetryPolicy(base_delay=0.01)
 

@@ -20,8 +20,6 @@ from tests.observability.collector import Collector
 from tests.observability.spans import Spans
 from tests.worker.support import drained, until
 
-pytestmark = pytest.mark.observability
-
 APP = """
 import asyncio
 from holdfast import EventEnvelope, HandlerRegistry

@@ -21,8 +21,6 @@ from holdfast.observability.prometheus import Collector
 from tests.observability.scraping import OPENMETRICS, command, get, read, read_openmetrics, scrape, scraped
 from tests.worker.support import drained, insert, publish, publish_many, running, until
 
-pytestmark = pytest.mark.observability
-
 
 class CardRefused(Exception):
     pass

@@ -29,8 +29,6 @@ from tests.worker.support import (
     until,
 )
 
-pytestmark = pytest.mark.operator
-
 ANN = "ann@example.org"
 ARCHIVE = {"dead_letters": "archive", "poll_interval": 0.2}
 ONCE = RetryPolicy(strategy="none")

@@ -11,8 +11,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused
 from tests.operator.support import ACTOR, HANDLER, fail, subscribe
 
-pytestmark = pytest.mark.operator
-
 FORGERIES = ("UPDATE core.audit SET actor = 'nobody'", "DELETE FROM core.audit", "TRUNCATE core.audit")
 REFUSE = "SELECT core.audit_refused('ann', $1, $2, $3::text::jsonb, $4)"
 

@@ -6,7 +6,6 @@ import shlex
 from uuid import UUID
 
 import asyncpg
-import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.cli.status import warnings
@@ -14,8 +13,6 @@ from holdfast.console.story import why_it_waits
 from holdfast.operator import Operator
 from tests.operator.support import ACTOR, command
 from tests.worker.support import publish, running, settled
-
-pytestmark = [pytest.mark.flow, pytest.mark.operator]
 
 HANDLER = "billing.apply"
 KEY = "order 17's"

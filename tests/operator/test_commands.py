@@ -20,8 +20,6 @@ from tests.logins import OPERATOR, PRODUCER, Logins
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = pytest.mark.operator
-
 Run = Callable[..., tuple[int, str, str]]
 
 

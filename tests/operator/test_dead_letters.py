@@ -18,8 +18,6 @@ from holdfast.postgres.operations import failed as statements
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, driver_of, fail, fail_with, states, subscribe
 from tests.worker.support import drained, publish_many, running, siblings
 
-pytestmark = pytest.mark.operator
-
 
 @pytest.fixture
 async def operator(dsn: str) -> AsyncIterator[Operator]:

@@ -16,8 +16,6 @@ from holdfast.postgres import doctor
 from holdfast.postgres.doctor import examination
 from tests.docs.support import read, sections, table
 
-pytestmark = pytest.mark.operator
-
 Run = Callable[..., tuple[int, str, str]]
 
 

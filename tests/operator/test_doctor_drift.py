@@ -22,7 +22,7 @@ from holdfast.postgres.queries import split
 from holdfast.postgres.schema.release import load
 from holdfast.postgres.wakeup import mode as wakeup_mode
 
-pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 FAILED_VIEW = "SELECT id, coalesce(origin_id, id) AS event_id, event_type FROM core.outbox WHERE failed_at IS NOT NULL"
 STOPPED = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN NULL; END $$"

@@ -27,7 +27,7 @@ from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema.release import load
 from tests.servers import SUPPORTED_MAJORS, SessionServer
 
-pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 FILE = Path(str(files("holdfast.postgres.doctor").joinpath("schema.json")))
 UPDATE = "HOLDFAST_UPDATE_GOLDEN"

@@ -37,7 +37,7 @@ from tests.outbox import CHANNEL, EVENT, HANDLER, Outbox, connect
 from tests.servers import SessionServer, apply_schema
 from tests.worker.test_pooler import pooled_dsn
 
-pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 __all__ = ["pooled_dsn"]  # a fixture
 

@@ -20,7 +20,7 @@ from tests.servers import SessionServer
 MONITOR = "-- as an administrator:\nGRANT pg_monitor TO {};"
 OPERATE = "-- as an administrator:\nGRANT holdfast_operator TO {};"
 
-pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 PASSWORD = "visitor-password"
 _numbers = itertools.count(1)

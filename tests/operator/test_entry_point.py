@@ -16,8 +16,6 @@ from holdfast import Operator
 from holdfast.errors import SchemaMismatch
 from tests.operator.support import ACTOR, fail, states
 
-pytestmark = pytest.mark.operator
-
 VERBS = {
     "archive": {"count", "detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
     "audit": {"of_event", "page"},

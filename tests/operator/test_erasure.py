@@ -17,8 +17,6 @@ from holdfast.operator import Operator
 from tests.operator.kept import archived, policy, row, rows, sweep, swept
 from tests.worker.support import publish, running, until
 
-pytestmark = pytest.mark.operator
-
 ANN = "ann@example.org"
 SETTLED = ("delivered", "tombstone", "failed", "discarded", "cancelled")
 

@@ -13,8 +13,6 @@ from holdfast.operator import Generation, Operator, Refused
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, subscribe
 from tests.outbox import Lane, Outbox
 
-pytestmark = pytest.mark.operator
-
 
 @pytest.fixture
 async def operator(dsn: str) -> AsyncIterator[Operator]:

@@ -16,8 +16,6 @@ from tests.operator.test_commands import Run, holdfast, made
 
 __all__ = ["holdfast"]
 
-pytestmark = [pytest.mark.flow, pytest.mark.operator]
-
 
 @pytest.fixture
 async def operator(conn: asyncpg.Connection, dsn: str) -> AsyncIterator[Operator]:

@@ -33,8 +33,6 @@ from tests.operator.support import (
 from tests.operator.support import actions as audited
 from tests.worker.support import running, until
 
-pytestmark = pytest.mark.operator
-
 ALL = Selection(everything=True)
 
 

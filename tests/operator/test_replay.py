@@ -18,8 +18,6 @@ from tests.operator import kept
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, states, subscribe
 from tests.worker.support import drained, publish, publish_many, running, settled
 
-pytestmark = pytest.mark.operator
-
 
 async def test_many_rows_are_replayed_in_one_call(dsn: str, conn: asyncpg.Connection) -> None:
     """DLQ-4: 10,000 of them, with one line in the audit that names each."""

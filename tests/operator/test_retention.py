@@ -24,8 +24,6 @@ from holdfast.worker import maintenance, sweeper
 from tests.operator.kept import age, archived, ids, policy, row, rows, sweep, swept
 from tests.worker.support import Facts, drained, publish, publish_many, running, settled, until
 
-pytestmark = pytest.mark.operator
-
 ANN = "ann@example.org"
 QUERIES = Queries("core")
 EVENT, HANDLER = "order.placed", "billing.charge_card"

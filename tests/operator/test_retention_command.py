@@ -14,8 +14,6 @@ from holdfast.cli import main
 from tests.operator.kept import archived, rows
 from tests.servers import run_coroutine
 
-pytestmark = pytest.mark.operator
-
 Run = Callable[..., tuple[int, str, str]]
 
 

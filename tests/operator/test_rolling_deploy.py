@@ -12,8 +12,6 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from holdfast.operator import Operator, Refused
 from tests.worker.support import running, until
 
-pytestmark = pytest.mark.flow
-
 EVENT = "order.placed"
 
 

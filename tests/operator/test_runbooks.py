@@ -19,7 +19,7 @@ from holdfast.embedded import find_binaries
 from tests.docs.support import ROOT, blocks
 from tests.worker.support import until
 
-pytestmark = [pytest.mark.operator, pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 BROKEN = """
 from pathlib import Path

@@ -23,8 +23,6 @@ from tests.operator.test_commands import Run, db, holdfast, made
 from tests.worker.schedules import HOUR, NAME, declare, declaring, rewind, schedules, slots, stored
 from tests.worker.support import drained, running, until
 
-pytestmark = pytest.mark.operator
-
 __all__ = ["db", "holdfast"]  # fixtures
 
 

@@ -24,8 +24,6 @@ from holdfast.operator import Finding, Report
 from tests.observability.scraping import command, scraped
 from tests.worker.support import drained, publish, until
 
-pytestmark = pytest.mark.brokers
-
 NOWHERE = "postgresql://postgres@127.0.0.1:1/nowhere"
 APP = """
 from holdfast import HandlerRegistry, Reject

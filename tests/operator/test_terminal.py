@@ -25,8 +25,6 @@ from holdfast.cli import main
 from tests.operator.support import ACTOR, HANDLER, ROOT, fail
 from tests.operator.test_commands import made
 
-pytestmark = pytest.mark.operator
-
 # Of this test's own database: others run beside it.
 GONE = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
           WHERE application_name = 'holdfast operator' AND datname = current_database()"""

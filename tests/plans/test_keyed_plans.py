@@ -13,7 +13,7 @@ from tests.outbox import EVENT, HANDLER, Outbox, connect
 from tests.postgres.keyed import claim_fair, claim_ordered
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = [pytest.mark.flow, pytest.mark.slow, pytest.mark.both_postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.both_postgres]
 
 FOLLOWERS, KEYS = 100_000, 1_000
 # What statements have read and hit since the beginning of the transaction, of tables and indexes.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
-pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 ONE = Lane(limit=1)
 # A row that has failed is on its handler's own route.

@@ -7,7 +7,7 @@ import pytest
 from tests.outbox import EVENT, HANDLER, Outbox
 from tests.postgres.keyed import claim_fair, claim_ordered
 
-pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 OTHER = "shipping.print_label"
 

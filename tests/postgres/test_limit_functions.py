@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.outbox import EVENT, HANDLER, LANE, Lane, Outbox, connect
 
-pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 OTHER = "mail.send"
 BY = "ann@example.org"

@@ -19,8 +19,6 @@ from tests.servers import SessionServer
 
 __all__ = ["outbox"]
 
-pytestmark = pytest.mark.flow
-
 
 @pytest.fixture(scope="module")
 def shared_dsn(postgres_server: SessionServer) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 from tests.outbox import EVENT, HANDLER, Lane, Outbox, connect
 from tests.postgres.keyed import claim_fair, claim_ordered, publish
 
-pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 OTHER = "shipping.print_label"
 

@@ -23,7 +23,7 @@ from tests.outbox import EVENT, HANDLER, Lane, Outbox, connect
 from tests.postgres.partitioned import id_at, partition
 from tests.worker.support import Facts, publish, running, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
+pytestmark = pytest.mark.both_postgres
 
 NOW = datetime.now(UTC)
 

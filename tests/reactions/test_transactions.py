@@ -16,8 +16,6 @@ from holdfast.telemetry import Failed
 from tests.handling.kinds import ASYNCPG, KINDS, TABLE, Body, Kind, Work
 from tests.worker.support import Facts
 
-pytestmark = pytest.mark.orm
-
 PUBLISHER = Publisher("ledger")
 BACKENDS = """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
     AND (application_name = 'application' OR application_name LIKE 'holdfast%handle%')"""

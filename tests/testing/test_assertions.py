@@ -16,8 +16,6 @@ from holdfast import EventEnvelope, HandlerRegistry, Reject, Snooze
 from holdfast.errors import ConfigurationError, FieldError
 from holdfast.testing import MemoryOutbox, make_event, run_handler
 
-pytestmark = pytest.mark.testing_kit
-
 ORDER = UUID("01a1e52b-9d71-7c20-8c10-1d116de19fda")
 
 

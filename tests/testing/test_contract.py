@@ -6,8 +6,6 @@ import pytest
 
 from holdfast.testing import MemoryOutbox, Outbox, OutboxContract
 
-pytestmark = pytest.mark.testing_kit
-
 
 class TestPostgres(OutboxContract):
     @pytest.fixture

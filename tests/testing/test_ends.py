@@ -16,8 +16,6 @@ from tests.worker.support import until
 
 __all__ = ["server"]
 
-pytestmark = pytest.mark.testing_kit
-
 BEHIND_AN_ERROR = """
 import pytest
 

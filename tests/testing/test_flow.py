@@ -10,8 +10,6 @@ from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
 from holdfast.flow import Pause
 from holdfast.testing import MemoryOutbox, Outbox
 
-pytestmark = pytest.mark.testing_kit
-
 ONCE = RetryPolicy(max_attempts=1)
 FAULTS = ["crash_after_effect", "lose_commit_answer", "duplicate_delivery", "expire_lease"]
 

@@ -20,8 +20,6 @@ from holdfast.testing.memory_publisher import MemoryPublisher
 from holdfast.testing.memory_transaction import MemoryTransaction
 from holdfast.worker import settlements
 
-pytestmark = pytest.mark.testing_kit
-
 
 def promises() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
     """Every test of the contract, with the parameters it takes beside the outbox."""

@@ -23,8 +23,6 @@ from holdfast.testing.loop import kit_loop
 from tests.docs.support import ROOT
 from tests.servers import servers_by_major
 
-pytestmark = pytest.mark.testing_kit
-
 
 def registry_of(calls: list[str]) -> HandlerRegistry:
     """One handler of each kind that a worker runs in its own way."""

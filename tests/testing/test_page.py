@@ -10,8 +10,6 @@ import pytest
 
 from tests.docs.support import ROOT, blocks
 
-pytestmark = pytest.mark.testing_kit
-
 PAGE = ROOT / "docs" / "testing.md"
 
 

@@ -16,8 +16,6 @@ from psycopg.sql import SQL, Identifier
 
 from holdfast.testing.databases import TestDatabase, database_address
 
-pytestmark = pytest.mark.testing_kit
-
 INI = """
 [pytest]
 pythonpath = .

@@ -19,8 +19,6 @@ from holdfast.schemas.asyncapi import document
 from holdfast.schemas.changes import breaking_changes
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.adoption]
-
 
 class Line(BaseModel):
     sku: str

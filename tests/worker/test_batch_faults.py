@@ -20,7 +20,7 @@ from tests.handling.test_cut_points import cuts
 from tests.worker.batches import batch_handler, written
 from tests.worker.support import WorkerProcess, drained, effects, make_tables, process, running, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 EVENTS = 6
 SIDE_BY_SIDE = 12  # nearly all the time they wait before they connect again

@@ -25,8 +25,6 @@ from holdfast.telemetry import Failed, Handled, Released
 from tests.worker.batches import ONCE, PATIENT, QUICK, SETTINGS, Calls, publish, statuses
 from tests.worker.support import Observed, drained, running, until
 
-pytestmark = pytest.mark.flow
-
 
 async def test_events_are_gathered(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-12: a call has up to `batch` events, and those that are there when `within` has passed."""

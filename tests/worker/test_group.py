@@ -22,8 +22,6 @@ from tests.observability.spans import Spans
 from tests.worker.proxies import proxied
 from tests.worker.support import Facts, drained, effects, make_tables, publish_many, settled, until
 
-pytestmark = pytest.mark.brokers
-
 SETTINGS = WorkerSettings(lease=3.0, poll_interval=0.5, grace=5.0)
 
 

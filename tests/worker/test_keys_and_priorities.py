@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncpg
-import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent
 from holdfast.operator import Operator
 from holdfast.testing import MemoryOutbox
 from tests.worker.support import PUBLISHER, drained, publish, running, settled, until
-
-pytestmark = pytest.mark.flow
 
 
 async def test_an_operator_finds_and_releases_a_blocked_key(dsn: str, conn: asyncpg.Connection) -> None:

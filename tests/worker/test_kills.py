@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.support import WorkerProcess, drained, make_tables, process, publish_many, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, Any] = {"lease": 2.0, "poll_interval": 1.0, "concurrency": 10}
 

@@ -17,8 +17,6 @@ from holdfast.operator import Operator
 from holdfast.telemetry import Retried
 from tests.worker.support import Facts, drained, publish_many, running, until
 
-pytestmark = pytest.mark.flow
-
 EVENT, HANDLER = "order.placed", "billing.charge_card"
 QUICK = Pause(after=3, first_probe=0.1, longest_wait=0.4)
 

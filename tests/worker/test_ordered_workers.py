@@ -17,8 +17,6 @@ from holdfast.outcome import Snooze
 from holdfast.postgres.keyed import KeyedDeliveries
 from tests.worker.support import PUBLISHER, drained, effects, make_tables, process, publish, running, settled, until
 
-pytestmark = pytest.mark.flow
-
 QUICK = RetryPolicy(max_attempts=20, base_delay=0.001, max_delay=0.01)
 
 

@@ -62,26 +62,22 @@ def test_every_step_names_code_that_is_there(model: type[Model[Any]]) -> None:
 # --- order within a key: LSN-9 --------------------------------------------------------------------------------
 
 
-@pytest.mark.flow
 @pytest.mark.parametrize("blocks", [True, False])
 def test_the_rows_of_a_key_come_one_after_the_other(blocks: bool) -> None:
     """LSN-9: over late commits, two claims at once, retries, lost leases, dead letters, replays and sweeps."""
     assert search(Order(blocks=blocks)).states > 1000
 
 
-@pytest.mark.flow
 def test_without_comparing_the_line_two_rows_of_a_key_are_in_flight() -> None:
     """LSN-9: a claim that looked before another one took a row."""
     assert harm(Order(compares=False)) == "two rows of a key are in flight"
 
 
-@pytest.mark.flow
 def test_a_line_that_names_a_replayed_row_again_is_another_line() -> None:
     """LSN-9: by its id alone a claim would take it for the one that it has seen to be over."""
     assert harm(Order(blocks=False, knows_times=False)) == "two rows of a key are in flight"
 
 
-@pytest.mark.flow
 def test_without_going_on_with_what_was_begun_a_late_number_overtakes_it() -> None:
     """LSN-9: a smaller number that is committed while the head waits for its retry."""
     found = harm(Order(goes_on=False))
