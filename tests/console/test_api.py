@@ -26,7 +26,6 @@ from holdfast.operator.catalogue import VERBS
 from tests.logins import Logins
 from tests.observability.scraping import read
 from tests.operator.support import HANDLER, actions, fail, states
-from tests.servers import SessionServer
 
 TOKENS = {str(role): Principal(f"{role}@example.org", role) for role in Role}
 ID = "0199c1f2-5f2e-7a53-8d54-0d6a2f1f9a11"
@@ -308,14 +307,6 @@ async def test_a_key_makes_a_change_once(api: Client, conn: asyncpg.Connection) 
     assert (await api.change("failed.replay", "viewer", key="retry-2", ids=ids)).status_code == 403
     listed = (await api.read("requests.list")).json()["requests"]
     assert [each["scope"] for each in listed if "operator@" in each["scope"]] != [] and "retry-1" not in str(listed)
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Any:
-    made = Logins(postgres_server, dsn)
-    made.create()
-    yield made
-    made.drop()
 
 
 async def test_the_role_of_operators_is_enough(conn: asyncpg.Connection, logins: Logins) -> None:

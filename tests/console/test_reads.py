@@ -399,14 +399,6 @@ def flatten(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from flatten(child)
 
 
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    made = Logins(postgres_server, dsn)
-    made.create()
-    yield made
-    made.drop()
-
-
 async def test_the_role_of_operators_is_enough(conn: asyncpg.Connection, logins: Logins) -> None:
     """OBX-2, OPS-2: no right on a table of requests, no other role; a producer's login reads none of it."""
     (id,) = await fail(conn)

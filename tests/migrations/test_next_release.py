@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
@@ -18,7 +17,6 @@ from holdfast.errors import SchemaMismatch
 from holdfast.postgres import migrate
 from tests.logins import RUNTIME, Logins
 from tests.migrations.conftest import FIRST, MakeSource
-from tests.servers import SessionServer
 
 pytestmark = pytest.mark.both_postgres
 
@@ -161,14 +159,6 @@ async def test_the_schema_is_upgraded_with_its_rows(empty_dsn: str, next_release
         ]
     finally:
         await connection.close()
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @pytest.mark.parametrize("as_owner", [True, False], ids=["owner", "roles"])

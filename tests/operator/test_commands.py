@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from holdfast.cli import main
 from tests.logins import OPERATOR, PRODUCER, Logins
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
-from tests.servers import SessionServer, run_coroutine
+from tests.servers import run_coroutine
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -220,14 +220,6 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 # --- changing ---
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 def test_an_operator_reads_the_wakeup_mode(logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.queries import Queries
 from tests.logins import PRODUCER, Logins
 from tests.operator.support import ACTOR, HANDLER, subscribe
-from tests.servers import SessionServer, run_coroutine
+from tests.servers import run_coroutine
 
 pytestmark = pytest.mark.newcomer
 
@@ -72,14 +72,6 @@ def test_a_server_without_tls_is_named() -> None:
     error = ConnectionError('PostgreSQL server at "db:5432" rejected SSL upgrade')
     assert "has no TLS" in remedy_of(error) and "sslmode" in remedy_of(error)
     assert "check that Postgres runs" in remedy_of(ConnectionRefusedError("no"))
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 def test_a_login_without_rights_is_told_of_another_login_first(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -16,7 +16,6 @@ from holdfast.postgres.schema import ddl
 from holdfast.postgres.wakeup import mode
 from tests.logins import Logins
 from tests.outbox import CHANNEL
-from tests.servers import SessionServer
 from tests.worker.support import publish, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
@@ -24,14 +23,6 @@ pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 WAKE_UP = f"core.{CHANNEL}"
 SLEEPER = f"{WAKE_UP}/sleeper"
 MIGRATION = "holdfast migrate core"
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from tests.logins import PRODUCER, WORKER, Logins
 from tests.outbox import HANDLER, Outbox, connect
-from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
@@ -79,14 +78,6 @@ SELECT p.oid::regprocedure::text AS name, p.proname::text AS short,
        p.proargnames[1:p.pronargs] AS parameters
 FROM pg_proc p WHERE p.pronamespace = 'core'::regnamespace AND has_function_privilege($1, p.oid, 'EXECUTE') ORDER BY 1
 """
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @pytest.fixture(params=[PRODUCER, WORKER])

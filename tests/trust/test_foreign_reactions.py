@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import asyncpg
@@ -17,20 +17,11 @@ from holdfast.telemetry import Fact, Notice
 from holdfast.worker.outage import Outages
 from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, LANE, Outbox, connect
-from tests.servers import SessionServer
 from tests.worker.support import drained, running
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 OTHER = "mail.thank"
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @pytest.fixture

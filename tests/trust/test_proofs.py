@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -12,7 +12,6 @@ import pytest
 
 from tests.logins import PRODUCER, Logins
 from tests.postgres.partitioned import partition
-from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
@@ -23,14 +22,6 @@ SLOW_INSERT = """INSERT INTO core.outbox (event_type, source, payload, expires_a
 DATED_INSERT = (
     "INSERT INTO core.outbox (id, event_type, source, payload) VALUES (gen_random_uuid(), 'a.b', 'shop', '{}')"
 )
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @asynccontextmanager

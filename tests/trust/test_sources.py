@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -17,20 +17,11 @@ from holdfast.ids import uuid7
 from holdfast.operator import Operator
 from tests.logins import PRODUCER, WORKER, Logins
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Outbox, connect
-from tests.servers import SessionServer
 from tests.worker.support import drained, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 SQUAT = "INSERT INTO core.outbox (id, event_type, source, payload) VALUES ($1, 'junk.thing', 'bank', '{}')"
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import UUID
@@ -18,20 +18,11 @@ from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.ids import uuid7
 from holdfast.postgres.doctor import Limits, examine
 from tests.logins import Logins
-from tests.servers import SessionServer
 from tests.worker.support import Facts, publish_many, row, running, settled, until
 
 pytestmark = pytest.mark.trust
 
 PLAIN, TRANSACTIONAL, OTHER = "mail.confirm", "billing.charge", "other.handle"
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    logins = Logins(postgres_server, dsn)
-    logins.create()
-    yield logins
-    logins.drop()
 
 
 def registry(runs: Counter[str]) -> HandlerRegistry:
