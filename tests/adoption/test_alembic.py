@@ -35,7 +35,7 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: Path, installed: Installed) -> None:
-    """ENV-3: from an empty folder, with an engine of each kind; autogenerate leaves Holdfast's tables alone."""
+    """From an empty folder, with an engine of each kind; autogenerate leaves Holdfast's tables alone (ENV-3)."""
     upgrade, autogenerate = GO_ON.splitlines()
     shell = installed(PAGE, **({"psycopg": "sqlalchemy"} if driver == "asyncpg" else {}))
     alembic = partial(run_alembic, tmp_path, shell)
@@ -75,7 +75,7 @@ async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: P
 
 
 async def test_a_script_has_the_migrations_of_its_revision_alone(empty_dsn: str, tmp_path: Path) -> None:
-    """ENV-3: what two revisions print is a whole schema, and the second one prints only what is new."""
+    """What two revisions print is a whole schema, and the second one prints only what is new (ENV-3)."""
     (tmp_path / "next").mkdir()
     following = make_next(tmp_path / "next")
     shell = {**os.environ, "PATH": str(Path(sys.executable).parent), **following.environment}
@@ -98,7 +98,7 @@ async def test_a_script_has_the_migrations_of_its_revision_alone(empty_dsn: str,
 
 
 async def test_the_address_may_be_given(empty_dsn: str, tmp_path: Path) -> None:
-    """ENV-3: an engine that is set up in Python does not show how it connects."""
+    """An engine that is set up in Python does not show how it connects (ENV-3)."""
     alembic(tmp_path, "init", "migrations")
     settings = tmp_path / "alembic.ini"
     settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", "postgresql+psycopg://"))

@@ -329,9 +329,9 @@ asyncio.run(Worker(Configuration.read().dsn, registry).drain())
 
 
 async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
-    """OPS-4: the admin shows and moves dead letters for those who may, and the audit names them.
+    """The admin shows and moves dead letters for those who may, and the audit names them.
 
-    With an address in the settings, tests still use the database of the test runner.
+    With an address in the settings, tests still use the database of the test runner (OPS-4).
     """
     saved(FOLDER / "django.md", tmp_path)
     with (tmp_path / "settings.py").open("a") as settings:
@@ -343,7 +343,7 @@ async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
 
 
 def test_the_admin_fits_the_window(empty_dsn: str, tmp_path: Path) -> None:
-    """OPS-2: an error of one long word does not push what stands beside it out of the page."""
+    """An error of one long word does not push what stands beside it out of the page (OPS-2)."""
     saved(FOLDER / "django.md", tmp_path)
     (tmp_path / "orders" / "tests.py").write_text(WIDE)
     manage(tmp_path, empty_dsn, "makemigrations", "orders")
@@ -351,7 +351,7 @@ def test_the_admin_fits_the_window(empty_dsn: str, tmp_path: Path) -> None:
 
 
 async def test_a_later_release_comes_before_the_migrations_of_the_project(empty_dsn: str, tmp_path: Path) -> None:
-    """ENV-3: a migration that publishes finds the schema of the installed release; with --fake nothing is changed."""
+    """A migration that publishes finds the schema of the installed release; with --fake nothing is changed (ENV-3)."""
     saved(FOLDER / "django.md", tmp_path)
     manage(tmp_path, empty_dsn, "makemigrations", "orders")
     (tmp_path / "orders" / "migrations" / "0002_publish.py").write_text(PUBLISHING)
@@ -409,7 +409,7 @@ def test_a_setting_that_cannot_be_used_fails_the_checks(empty_dsn: str, tmp_path
 
 
 def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) -> None:
-    """S20: a project has the address in its settings, and no variable of Holdfast's."""
+    """A project has the address in its settings, and no variable of Holdfast's (S20)."""
     saved(FOLDER / "django.md", tmp_path)
     settings = (tmp_path / "settings.py").read_text()
     for more, place in (("", 'DATABASES["default"]'), ('HOLDFAST = {"DSN": _place.geturl()}', 'HOLDFAST["DSN"]')):
@@ -420,7 +420,7 @@ def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) 
 
 
 def test_handlers_write_to_the_database_with_the_outbox(empty_dsn: str, tmp_path: Path) -> None:
-    """LSN-13: with `USING`, a worker need not be told which connection handlers write to."""
+    """With `USING`, a worker need not be told which connection handlers write to (LSN-13)."""
     saved(FOLDER / "django.md", tmp_path)
     shop = urlsplit(empty_dsn).path.lstrip("/")
     with (tmp_path / "settings.py").open("a") as settings:  # Django's default is a database without an outbox
@@ -436,7 +436,7 @@ def test_handlers_write_to_the_database_with_the_outbox(empty_dsn: str, tmp_path
 
 
 def test_the_migration_is_nothing_backwards(empty_dsn: str, tmp_path: Path) -> None:
-    """ENV-3: events outlive a migration that is taken back, and `migrate` finds the schema as it is."""
+    """Events outlive a migration that is taken back, and `migrate` finds the schema as it is (ENV-3)."""
     saved(FOLDER / "django.md", tmp_path)
     manage(tmp_path, empty_dsn, "migrate", "holdfast")
     manage(tmp_path, empty_dsn, "migrate", "holdfast", "zero")

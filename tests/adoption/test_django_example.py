@@ -26,7 +26,7 @@ ORDERS = """
 
 
 async def test_orders_have_one_sale_each(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-13, RUN-1: handlers with Django's ORM have each effect once."""
+    """Handlers with Django's ORM have each effect once (LSN-13, RUN-1)."""
     variables = {
         **os.environ,
         "HOLDFAST_DSN": dsn,

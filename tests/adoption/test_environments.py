@@ -41,12 +41,12 @@ def pins(lock: Path) -> list[str]:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_has_all_that_is_needed(lock: str, tmp_path: Path) -> None:
-    """RUN-2: on every Python and platform. Nothing is installed: uv reads from the index what each pin requires."""
+    """On every Python and platform. Nothing is installed: uv reads from the index what each pin requires (RUN-2)."""
     assert pins(renewed(LOCKS[lock], tmp_path)) == pins(LOCKS[lock])
 
 
 def test_a_package_that_a_lock_lacks_is_found(tmp_path: Path) -> None:
-    """RUN-2: otherwise the search would prove nothing."""
+    """Otherwise the search would prove nothing (RUN-2)."""
     whole = LOCKS["benchmarks/peers/procrastinate/requirements.txt"]
     lock = tmp_path / "lock" / whole.name
     lock.parent.mkdir()

@@ -38,7 +38,7 @@ async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_a_worker_runs_beside_the_application_and_stops_with_it(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4: inside the application's own lifespan, and a running handler is allowed to finish."""
+    """Inside the application's own lifespan, and a running handler is allowed to finish (LSN-4)."""
     story: list[str] = []
     registry = HandlerRegistry()
     running = asyncio.Event()
@@ -82,7 +82,7 @@ async def test_a_worker_runs_beside_the_application_and_stops_with_it(dsn: str, 
 
 
 async def test_an_application_does_not_start_on_a_schema_of_another_version(empty_dsn: str) -> None:
-    """OBX-3: it says so at its start, not with the first event."""
+    """It says so at its start, not with the first event (OBX-3)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge_card")

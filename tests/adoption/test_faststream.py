@@ -47,7 +47,7 @@ def mails(printed: str) -> list[str]:
 
 
 async def test_the_service_of_the_page(empty_dsn: str, tmp_path: Path, installed: Installed) -> None:
-    """LSN-4: parsed, injected and retried by FastStream; claimed and settled by Holdfast."""
+    """Parsed, injected and retried by FastStream; claimed and settled by Holdfast (LSN-4)."""
     printed = run(PAGE, empty_dsn, tmp_path, installed)
     assert mails(printed) == MAILS and "shop.send_mail" in printed
     connection = await asyncpg.connect(empty_dsn)
@@ -85,7 +85,7 @@ def test_it_is_a_module_of_faststream_outbox(empty_dsn: str, tmp_path: Path) -> 
 
 
 async def test_bodies_headers_and_timers(engine: AsyncEngine, dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: what is published is what a subscriber gets, whatever its type."""
+    """What is published is what a subscriber gets, whatever its type (PUB-1)."""
     got: list[Any] = []
     broker = OutboxBroker(engine, source="shop", event_types={"text": "shop.text"})
 

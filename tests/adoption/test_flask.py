@@ -36,7 +36,7 @@ def flask_application(dsn: str, connect: Any = None) -> Any:
 
 @pytest.mark.parametrize("library", ["psycopg", "sqlalchemy"])
 async def test_flask_commits_what_is_answered(library: str, dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: the transaction of a request is committed before the response, and rolled back by an error."""
+    """The transaction of a request is committed before the response, and rolled back by an error (PUB-1)."""
     engine = sqlalchemy.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
     connect = sqlalchemy.orm.sessionmaker(engine) if library == "sqlalchemy" else None
     client = flask_application(dsn, connect)
@@ -52,7 +52,7 @@ async def test_flask_commits_what_is_answered(library: str, dsn: str, conn: asyn
 
 
 def test_a_connection_in_place_of_a_function_is_refused(dsn: str) -> None:
-    """S20: `pool.connection()` in place of `pool.connection` is found when the application is made."""
+    """`pool.connection()` in place of `pool.connection` is found when the application is made (S20)."""
     pool = psycopg_pool.ConnectionPool(dsn, open=False)
     with pytest.raises(ConfigurationError, match=r"connect is _GeneratorContextManager.* do not call it"):
         TransactionPerRequest(Publisher("shop"), pool.connection())  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ async def kept(conn: asyncpg.Connection) -> list[str]:
 
 
 async def test_what_a_view_raises_is_rolled_back_whatever_the_answer(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: an error handler may answer with a success, or an exception be a redirect, and nothing is kept."""
+    """An error handler may answer with a success, or an exception be a redirect, and nothing is kept (PUB-1)."""
     app = flask.Flask("shop")
     events = TransactionPerRequest(Publisher("shop"), lambda: psycopg.connect(dsn), app)
 
@@ -98,7 +98,7 @@ async def test_what_a_view_raises_is_rolled_back_whatever_the_answer(dsn: str, c
 
 
 async def test_what_comes_after_the_commit_is_refused(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: what cannot be committed any more is an error, and not lost in silence."""
+    """What cannot be committed any more is an error, and not lost in silence (PUB-1)."""
     app = flask.Flask("shop")
     refused: list[str] = []
 
@@ -130,7 +130,7 @@ async def test_what_comes_after_the_commit_is_refused(dsn: str, conn: asyncpg.Co
 
 
 async def test_a_connection_in_autocommit_mode_has_a_transaction(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: the first statement of a request is rolled back with the rest."""
+    """The first statement of a request is rolled back with the rest (PUB-1)."""
     await conn.execute("CREATE TABLE orders (id bigint)")
     app = flask.Flask("shop")
     events = TransactionPerRequest(Publisher("shop"), lambda: psycopg.connect(dsn, autocommit=True), app)
@@ -191,7 +191,7 @@ def test_the_context_manager_of_the_connection_learns_of_the_error(dsn: str) -> 
 
 
 async def test_a_request_inside_another_has_a_transaction_of_its_own(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: neither the end nor the failure of one is that of the other."""
+    """Neither the end nor the failure of one is that of the other (PUB-1)."""
     app = flask.Flask("shop")
     events = TransactionPerRequest(Publisher("shop"), lambda: psycopg.connect(dsn), app)
 

@@ -70,7 +70,7 @@ def test_every_page_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRINTED))
 async def test_the_application_of_a_page(name: str, empty_dsn: str, tmp_path: Path, installed: Installed) -> None:
-    """PUB-1: an event exists if and only if its request has committed, and is handled once."""
+    """An event exists if and only if its request has committed, and is handled once (PUB-1)."""
     printed = run(FOLDER / f"{name}.md", empty_dsn, tmp_path, installed).splitlines()
     assert PRINTED[name] in printed
     assert name != "django" or "Found 2 test(s)." in printed
@@ -111,7 +111,7 @@ async def place_twice(events: RequestTransaction) -> None:
 async def test_a_commit_that_fails_is_no_success(
     per_request: Any, application: Any, dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """PUB-1: the response is sent after the commit, so that a client is never told of an order that is not there."""
+    """The response is sent after the commit, so that a client is never told of an order that is not there (PUB-1)."""
     await conn.execute("CREATE TABLE orders (id bigint, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)")
     held: dict[str, Any] = {}
 
@@ -133,7 +133,7 @@ async def test_a_commit_that_fails_is_no_success(
 async def test_an_endpoint_that_goes_on_after_a_failed_statement_is_no_success(
     dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """PUB-1: Postgres answers such a COMMIT with a rollback, and no error."""
+    """Postgres answers such a COMMIT with a rollback, and no error (PUB-1)."""
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
         request = for_asgi(Publisher("shop"), pool.acquire)()
         events = await anext(request)
@@ -145,7 +145,7 @@ async def test_an_endpoint_that_goes_on_after_a_failed_statement_is_no_success(
 
 
 async def test_a_publish_after_the_endpoint_is_refused(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1: a streamed body or a background task would write to a transaction of the next request."""
+    """A streamed body or a background task would write to a transaction of the next request (PUB-1)."""
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
         request = for_asgi(Publisher("shop"), pool.acquire)()
         events = await anext(request)

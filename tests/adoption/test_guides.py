@@ -39,7 +39,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 def test_a_service_is_moved_by_its_guide(
     page: Path, empty_dsn: str, valkey: ValkeyServer, tmp_path: Path, installed: Installed
 ) -> None:
-    """PUB-1: what waits in the other library is handled by Holdfast, each once, and nothing waits there any more."""
+    """What waits in the other library is handled by Holdfast, each once, and nothing waits there any more (PUB-1)."""
     for block in blocks("python", pages=[page]):
         assert block.file is not None
         (tmp_path / block.file).write_text(block.text)
@@ -110,7 +110,7 @@ async def test_a_row_that_is_too_large_is_named(conn: asyncpg.Connection) -> Non
 async def test_a_row_that_cannot_be_read_is_named(
     conn: asyncpg.Connection, id_: str, payload: str, named: str, problem: str, kind: str
 ) -> None:
-    """S8: nothing is taken, nothing becomes the text of its JSON, and the error is short."""
+    """Nothing is taken, nothing becomes the text of its JSON, and the error is short (S8)."""
     await conn.execute(OWN.replace("id int", "id text").replace("jsonb,", f"{kind},"))
     await conn.execute(f"UPDATE mine SET id = $1, payload = $2::{kind} WHERE id = '1'", id_, payload)
     with pytest.raises(ConfigurationError, match=f"^{named} cannot be an event: .*{problem}") as refused:
@@ -190,7 +190,7 @@ async def test_a_wrong_option_is_refused_with_its_name(
 
 
 async def test_a_boolean_says_which_rows_wait(conn: asyncpg.Connection) -> None:
-    """PUB-1: rows that are not true wait, and are true when they are published."""
+    """Rows that are not true wait, and are true when they are published (PUB-1)."""
     await conn.execute(OWN.replace("published_at timestamptz", "done boolean DEFAULT false"))
     await conn.execute("UPDATE mine SET done = (CASE id WHEN 1 THEN true END) WHERE id <= 2")
     for waiting in (1199, 0):
@@ -220,7 +220,7 @@ async def test_the_error_says_how_a_row_is_put_aside(conn: asyncpg.Connection, d
 
 
 async def test_a_name_of_a_table_is_never_more_than_a_name(conn: asyncpg.Connection) -> None:
-    """SEC-1: names are quoted by the server."""
+    """Names are quoted by the server (SEC-1)."""
     await conn.execute('CREATE TABLE "we; DROP" ("a"" id" int PRIMARY KEY, event_type text, payload jsonb, done time)')
     await conn.execute("""INSERT INTO "we; DROP" VALUES (1, 'order.placed', '{}')""")
     await conn.execute('ALTER TABLE "we; DROP" ALTER done TYPE timestamptz USING NULL')
@@ -234,7 +234,7 @@ async def test_a_name_of_a_table_is_never_more_than_a_name(conn: asyncpg.Connect
 async def test_a_task_that_was_published_when_an_import_was_killed_is_handled_once(
     conn: asyncpg.Connection, valkey: ValkeyServer
 ) -> None:
-    """PUB-5: the task's id is the idempotency key, and what was moved aside is found by the next import."""
+    """The task's id is the idempotency key, and what was moved aside is found by the next import (PUB-5)."""
     task = json.dumps(
         {
             "headers": {"id": "7d0f", "task": "mail.requested", "eta": None},
@@ -272,7 +272,7 @@ def task_of(**parts: object) -> str:
 async def test_a_task_that_cannot_be_read_is_named(
     conn: asyncpg.Connection, valkey: ValkeyServer, message: str, named: str
 ) -> None:
-    """S8: it stays in its queue with the others, where Celery's workers find them."""
+    """It stays in its queue with the others, where Celery's workers find them (S8)."""
     async with valkey.client() as redis:
         await redis.delete("hostile")
         await redis.lpush("hostile", task_of(), message)

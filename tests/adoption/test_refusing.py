@@ -194,7 +194,7 @@ def in_django(dsn: str) -> dict[str, int]:
 async def test_an_exception_rolls_back_and_a_response_commits(
     statuses: Statuses, dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """PUB-1: whoever moves an endpoint to another framework need not ask what becomes of its events."""
+    """Whoever moves an endpoint to another framework need not ask what becomes of its events (PUB-1)."""
     assert await asyncio.to_thread(statuses, dsn) == {end: status for end, (status, _) in ENDS.items()}
     rows = await conn.fetch("SELECT payload->>'end' FROM core.outbox ORDER BY 1")
     assert [row[0] for row in rows] == sorted(end for end, (_, kept) in ENDS.items() if kept)

@@ -1,4 +1,4 @@
-"""SEC-1, S21: a release has a bill of materials that names every pinned package, with its hashes."""
+"""A release has a bill of materials that names every pinned package, with its hashes (SEC-1, S21)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_bill_names_every_pinned_package() -> None:
-    """S21: CycloneDX, the same for the same lock; what a plain install brings is told from what extras bring."""
+    """CycloneDX, the same for the same lock; what a plain install brings is told from what extras bring (S21)."""
     lock = (ROOT / "requirements.lock").read_text()
     run = subprocess.run([sys.executable, "-m", "release.sbom"], cwd=ROOT, capture_output=True, text=True, check=True)
     bill = json.loads(run.stdout)
@@ -39,7 +39,7 @@ def test_the_bill_names_every_pinned_package() -> None:
 
 
 def test_dependencies_lead_to_components() -> None:
-    """S21: each reference is one of the components, and holdfast depends on what pyproject.toml says."""
+    """Each reference is one of the components, and holdfast depends on what pyproject.toml says (S21)."""
     bill = json.loads(json.dumps(sbom.document((ROOT / "requirements.lock").read_text())))
     root = bill["metadata"]["component"]["bom-ref"]
     known = {root, *(each["bom-ref"] for each in bill["components"])}

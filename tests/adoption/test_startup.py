@@ -1,4 +1,4 @@
-"""LSN-14, RUN-1: what is found when an application starts ends its server, with the message on the screen."""
+"""What is found when an application starts ends its server, with the message on the screen (LSN-14, RUN-1)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def until_printed(folder: Path, text: str, seconds: float = 40) -> str:
 @pytest.mark.parametrize("answers", [False, True], ids=["refused", "silent"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_application_starts_without_the_database(tmp_path: Path, answers: bool, number: signal.Signals) -> None:
-    """RUN-1: the worker connects beside it, and a signal ends both."""
+    """The worker connects beside it, and a signal ends both (RUN-1)."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]

@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_the_first_program_of_an_extra_runs(extra: str, wheel: Path, dsn: str, tmp_path: Path) -> None:
-    """RUN-1: what the extra declares is enough, for the wheel as it is installed."""
+    """What the extra declares is enough, for the wheel as it is installed (RUN-1)."""
     assert run_first(make_environment(tmp_path, wheel, *filter(None, [extra])), extra, dsn, tmp_path) == "ran"
 
 
@@ -52,9 +52,9 @@ def test_every_extra_has_a_first_program() -> None:
 
 
 def test_no_extra_brings_the_other_project(wheel: Path, tmp_path: Path) -> None:
-    """RUN-1: pip takes nothing for any extra but what is declared, from an index with a project called holdfast too.
+    """pip takes nothing for any extra but what is declared, from an index with a project called holdfast too.
 
-    The index has the metadata of everything that pip may want, so that nothing is downloaded.
+    The index has the metadata of everything that pip may want, so that nothing is downloaded (RUN-1).
     """
     extras = sorted(set(FIRST) - {""})
     for name in declared(*extras) - {DISTRIBUTION}:
@@ -97,7 +97,7 @@ def typed(wheel: Path, dsn: str, tmp_path: Path) -> Callable[[str], subprocess.C
 def test_another_project_in_the_package_is_named_and_removed(
     typed: Callable[[str], subprocess.CompletedProcess[str]], wheel: Path
 ) -> None:
-    """OPS-5: what the page says one sees, and the commands of the page and of doctor, as they are written."""
+    """What the page says one sees, and the commands of the page and of doctor, as they are written (OPS-5)."""
     page = sections(read("docs/installation.md"))["Another project called holdfast"]
     (seen,) = re.findall(r"^```text\n(.*)\n```$", page, re.MULTILINE)
     (mending,) = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -127,7 +127,7 @@ def test_another_project_in_the_package_is_named_and_removed(
 
 
 def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> None:
-    """ENV-3: neither drivers nor frameworks, loggers or event loops come with the package itself."""
+    """Neither drivers nor frameworks, loggers or event loops come with the package itself (ENV-3)."""
     code = (
         "import sys; before = set(sys.modules); import holdfast; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"

@@ -45,7 +45,7 @@ def addresses(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 async def test_messages_by_former_names_are_told_until_they_are_taken(
     dsn: str, conn: asyncpg.Connection, addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2, OPS-5: by the worker's log, by the status and by the doctor."""
+    """By the worker's log, by the status and by the doctor (SCL-2, OPS-5)."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.3)
     registry, done, facts = HandlerRegistry(), list[int](), Facts()
 
@@ -83,7 +83,7 @@ async def test_messages_by_former_names_are_told_until_they_are_taken(
 
 
 async def test_names_on_nats_with_other_event_types(tmp_path: Path) -> None:
-    """SCL-2: the consumer of other filters is found by its handler, and one by other subjects is not counted."""
+    """The consumer of other filters is found by its handler, and one by other subjects is not counted (SCL-2)."""
     with NatsServer(tmp_path) as server:
         engine = engine_of(server.address)
         sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
@@ -100,7 +100,7 @@ async def test_names_on_nats_with_other_event_types(tmp_path: Path) -> None:
 
 
 async def test_other_exchanges_leave_nothing_behind(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """SCL-2: RabbitMQ has one queue for a handler by all names, which keeps its bindings."""
+    """RabbitMQ has one queue for a handler by all names, which keeps its bindings (SCL-2)."""
     registry, done = HandlerRegistry(), list[int]()
 
     @registry.handler("order.placed", name=HANDLER)

@@ -79,7 +79,7 @@ def message(**attributes: Any) -> bytes:
 
 @given(carried())
 def test_what_is_written_is_read_again(event: CarriedEvent) -> None:
-    """SCL-1: nothing of an event is lost on its way through a broker, in either mode."""
+    """Nothing of an event is lost on its way through a broker, in either mode (SCL-1)."""
     assert read(structured(event), {}, now=NOW) == event
     assert read(structured(event, json.dumps(event.envelope.payload)), {}, now=NOW) == event
     assert read_signed(structured(event)) == event
@@ -93,14 +93,14 @@ def test_what_is_written_is_read_again(event: CarriedEvent) -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b'{"id": 1}', b'{"source": null}', b"{", b'{"source": "a", "id": "x"}'])
 def test_what_a_relay_of_another_release_signs_is_refused_and_not_quoted(body: bytes) -> None:
-    """SCL-3: with a remedy; such a message becomes a dead letter."""
+    """With a remedy; such a message becomes a dead letter (SCL-3)."""
     with pytest.raises(CloudEventError, match=r"this release cannot read|no JSON"):
         read_signed(body)
 
 
 @given(carried())
 def test_the_oracle_reads_what_is_written(event: CarriedEvent) -> None:
-    """SCL-3: other systems read our events with the library of the CloudEvents project."""
+    """Other systems read our events with the library of the CloudEvents project (SCL-3)."""
     headers, body = binary(event, KAFKA)
     of_kafka = kafka.KafkaMessage({name: value.encode() for name, value in headers.items()}, None, body)
     percent, _ = binary(event, NATS)
@@ -128,7 +128,7 @@ def test_the_oracle_reads_what_is_written(event: CarriedEvent) -> None:
     payloads | st.text(characters, min_size=1),
 )
 def test_what_the_oracle_writes_is_read(identity: str, source: str, kind: str, data: Any) -> None:
-    """SCL-3: a foreign event is the same one in every mode, and its key is its source with its id."""
+    """A foreign event is the same one in every mode, and its key is its source with its id (SCL-3)."""
     attributes = {"id": identity, "source": source, "type": kind, "specversion": "1.0", "time": NOW, "tenant": "acme"}
     attributes["datacontenttype"] = "application/json" if isinstance(data, dict) else "text/plain"
     event = CloudEvent(attributes=attributes, data=data)
@@ -159,7 +159,7 @@ def test_what_the_oracle_writes_is_read(identity: str, source: str, kind: str, d
 
 
 def test_the_same_id_of_two_sources_is_two_events() -> None:
-    """SCL-3: only source and id together identify an event."""
+    """Only source and id together identify an event (SCL-3)."""
     one, other, again = (read(message(source=source), {}, now=NOW) for source in ("/a", "/b", "/a"))
     assert one.envelope.event_id != other.envelope.event_id
     assert one.envelope.idempotency_key != other.envelope.idempotency_key
@@ -182,12 +182,12 @@ def test_the_same_id_of_two_sources_is_two_events() -> None:
     ],
 )
 def test_data_that_is_no_object_is_wrapped(data: dict[str, Any], payload: dict[str, Any]) -> None:
-    """SCL-3: a payload is an object, whatever the data is."""
+    """A payload is an object, whatever the data is (SCL-3)."""
     assert read(message(**data), {}, now=NOW).envelope.payload == payload
 
 
 def test_attributes_with_a_meaning_are_understood() -> None:
-    """SCL-3: subject, time, key, expiry and trace of foreign events reach handlers as those of ours do."""
+    """Subject, time, key, expiry and trace of foreign events reach handlers as those of ours do (SCL-3)."""
     subject = uuid4()
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     event = read(
@@ -217,7 +217,7 @@ def test_attributes_with_a_meaning_are_understood() -> None:
 
 
 def test_foreign_names_fit_into_the_outbox() -> None:
-    """SCL-3: what the outbox would refuse in a source or a type is encoded, so that a failed event can be stored."""
+    """What the outbox would refuse in a source or a type is encoded, so that a failed event can be stored (SCL-3)."""
     event = read(message(source="https://example.com/shop*?a=ü", type="orders/placed" + "x" * 300), {}, now=NOW)
     for name in (event.envelope.source, event.envelope.event_type):
         assert 0 < len(name.encode()) <= 200
@@ -228,7 +228,7 @@ def test_foreign_names_fit_into_the_outbox() -> None:
 
 
 def test_a_long_id_still_makes_a_key_that_fits() -> None:
-    """SCL-3: keys are stored, and of limited length."""
+    """Keys are stored, and of limited length (SCL-3)."""
     keys = {read(message(id="x" * size), {}, now=NOW).envelope.idempotency_key for size in (1000, 1001)}
     assert len(keys) == 2
     assert all(len(key) <= 255 for key in keys)
@@ -295,7 +295,7 @@ OURS = {"hfcycle": 0, "id": str(UUID(int=1)), "time": "2025-03-01T12:00:00Z", "s
     ],
 )
 def test_hostile_input_is_refused_by_name(body: bytes) -> None:
-    """SCL-3: whatever a stranger sends, the listener gets one kind of error, which says what to do."""
+    """Whatever a stranger sends, the listener gets one kind of error, which says what to do (SCL-3)."""
     with pytest.raises(CloudEventError) as refused:
         read(body, {}, now=NOW)
     assert refused.value.problem and refused.value.remedy
@@ -306,7 +306,7 @@ def test_hostile_input_is_refused_by_name(body: bytes) -> None:
     "kind", ["application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"]
 )
 def test_other_formats_are_refused(kind: str) -> None:
-    """SCL-3: one message is one event, in JSON."""
+    """One message is one event, in JSON (SCL-3)."""
     with pytest.raises(CloudEventError, match="application/cloudevents"):
         read(b"[]", {"Content-Type": kind}, now=NOW)
 
@@ -315,7 +315,7 @@ def test_other_formats_are_refused(kind: str) -> None:
     st.binary(max_size=200), st.dictionaries(st.sampled_from(["ce-id", "ce_type", "ce-source", "content-type"]), texts)
 )
 def test_no_bytes_raise_anything_else(body: bytes, headers: dict[str, str]) -> None:
-    """SCL-3: there is no message that breaks the reader."""
+    """There is no message that breaks the reader (SCL-3)."""
     with pytest.raises(CloudEventError):
         read(body, headers, now=NOW)
     with contextlib.suppress(CloudEventError):
@@ -323,7 +323,7 @@ def test_no_bytes_raise_anything_else(body: bytes, headers: dict[str, str]) -> N
 
 
 def test_errors_do_not_quote_data() -> None:
-    """SCL-3: payloads stay out of logs."""
+    """Payloads stay out of logs (SCL-3)."""
     for secret in (message(data={"card": "4111\0"}), b'{"card": "4111'):
         with pytest.raises(CloudEventError) as refused:
             read(secret, {}, now=NOW)
@@ -331,7 +331,7 @@ def test_errors_do_not_quote_data() -> None:
 
 
 def test_what_json_lacks_is_not_written() -> None:
-    """SCL-1: an event that no broker could carry fails by name."""
+    """An event that no broker could carry fails by name (SCL-1)."""
     deep: Any = {}
     for _ in range(MAX_DEPTH * 1_000):
         deep = {"a": deep}

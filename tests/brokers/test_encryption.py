@@ -129,7 +129,7 @@ async def carried(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
 async def test_certificates_are_checked(name: str, tmp_path: Path, certificate: Certificate) -> None:
-    """SEC-1, SCL-2: events go through with the certificate in `cafile`; without it the broker is not believed."""
+    """Events go through with the certificate in `cafile`; without it the broker is not believed (SEC-1, SCL-2)."""
     async with served(name, tmp_path / "server", certificate) as address:
         await carried(engine_of(f"{address}?cafile={certificate.certificate}"))
         with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
@@ -140,7 +140,7 @@ async def test_certificates_are_checked(name: str, tmp_path: Path, certificate: 
     ("scheme", "said"), [("tls", b'INFO {"server_id":"x","version":"2.12.0"}\r\n'), ("rediss", b"")]
 )
 async def test_no_password_goes_to_a_server_that_does_not_encrypt(scheme: str, said: bytes) -> None:
-    """SEC-1: whoever sits in between cannot talk a worker out of encrypting."""
+    """Whoever sits in between cannot talk a worker out of encrypting (SEC-1)."""
     heard, ended = bytearray(), asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -171,6 +171,6 @@ async def test_no_password_goes_to_a_server_that_does_not_encrypt(scheme: str, s
     ],
 )
 def test_files_that_cannot_be_read_are_named(address: str) -> None:
-    """SCL-2: before anything connects."""
+    """Before anything connects (SCL-2)."""
     with pytest.raises(ConfigurationError, match=r"(cafile|creds)=.*(No such file|certificate|PEM|NO_)"):
         engine_of(address)

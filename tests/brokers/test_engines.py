@@ -147,7 +147,7 @@ async def none_but(source: Source, sink: Sink, marker: Outgoing) -> list[Receive
 
 
 async def test_each_interest_gets_exactly_its_events(broker: Broker) -> None:
-    """SCL-1, SCL-2: by type, by pattern and by target, whatever the broker itself can filter."""
+    """By type, by pattern and by target, whatever the broker itself can filter (SCL-1, SCL-2)."""
     wanted = {
         "billing.exact": (("order.placed",), {1, 5}),
         "billing.trailing": (("order.*",), {1, 2, 3, 5}),
@@ -178,7 +178,7 @@ async def test_each_interest_gets_exactly_its_events(broker: Broker) -> None:
 
 
 async def test_what_the_broker_never_takes_is_refused_alone(broker: Broker) -> None:
-    """SCL-1: an event that is too large is refused, those beside it are confirmed when they are sent again."""
+    """An event that is too large is refused, those beside it are confirmed when they are sent again (SCL-1)."""
     if not broker.kind.too_large:
         pytest.skip("this broker takes what its memory holds")
     source = await broker.source(broker.interest())
@@ -200,7 +200,7 @@ async def test_what_the_broker_never_takes_is_refused_alone(broker: Broker) -> N
 
 
 async def test_an_event_that_nobody_wants_is_told_from_one_that_arrived(broker: Broker) -> None:
-    """SCL-1: it stays open where the broker tells, and is otherwise confirmed like any other."""
+    """It stays open where the broker tells, and is otherwise confirmed like any other (SCL-1)."""
     source = await broker.source(broker.interest())
     sink = await broker.sink()
     batch = [*broker.events(1), *broker.events(2, event_type="nobody.wants"), *broker.events(3)]
@@ -211,7 +211,7 @@ async def test_an_event_that_nobody_wants_is_told_from_one_that_arrived(broker: 
 
 
 async def test_what_is_not_acknowledged_comes_back_and_what_is_does_not(broker: Broker) -> None:
-    """SCL-2: at least once until it is acknowledged, and then no more."""
+    """At least once until it is acknowledged, and then no more (SCL-2)."""
     wanted = broker.interest()
     sink = await broker.sink()
     first = await broker.source(wanted)
@@ -233,7 +233,7 @@ async def test_what_is_not_acknowledged_comes_back_and_what_is_does_not(broker: 
 
 
 async def test_what_is_given_back_comes_back_at_once(broker: Broker) -> None:
-    """SCL-2: long before the lease of a handler that died would have ended."""
+    """Long before the lease of a handler that died would have ended (SCL-2)."""
     source = await broker.source(broker.interest(), lease=60)
     sink = await broker.sink()
     await sent(sink, broker.events(1, 2))
@@ -248,7 +248,7 @@ async def test_what_is_given_back_comes_back_at_once(broker: Broker) -> None:
 
 
 async def test_deliveries_are_counted(broker: Broker) -> None:
-    """SCL-2: so that an event which ends its worker each time can be told from others."""
+    """So that an event which ends its worker each time can be told from others (SCL-2)."""
     source = await broker.source(broker.interest())
     sink = await broker.sink()
     await sent(sink, broker.events(1))
@@ -261,7 +261,7 @@ async def test_deliveries_are_counted(broker: Broker) -> None:
 
 
 async def test_an_event_that_is_kept_alive_is_not_given_to_another(broker: Broker) -> None:
-    """SCL-2: a handler may take longer than the lease."""
+    """A handler may take longer than the lease (SCL-2)."""
     wanted = broker.interest()
     first, second = [await broker.source(wanted, lease=LEASE) for _ in range(2)]
     sink = await broker.sink()
@@ -286,7 +286,7 @@ async def test_an_event_that_is_kept_alive_is_not_given_to_another(broker: Broke
 
 
 async def test_events_of_a_key_come_in_the_order_in_which_they_were_sent(broker: Broker) -> None:
-    """SCL-1: with one batch after the other, as the relay sends the events of a key."""
+    """With one batch after the other, as the relay sends the events of a key (SCL-1)."""
     source = await broker.source(broker.interest(ordered=True))
     sink = await broker.sink()
     for wave in range(20):
@@ -299,7 +299,7 @@ async def test_events_of_a_key_come_in_the_order_in_which_they_were_sent(broker:
 
 
 async def test_two_sources_of_a_handler_share_its_events(broker: Broker) -> None:
-    """SCL-2: each event goes to one of them."""
+    """Each event goes to one of them (SCL-2)."""
     wanted = broker.interest()
     sources = [await broker.source(wanted) for _ in range(2)]
     sink = await broker.sink()
@@ -317,7 +317,7 @@ async def test_two_sources_of_a_handler_share_its_events(broker: Broker) -> None
 
 
 async def test_closing_gives_back_what_was_taken(broker: Broker) -> None:
-    """SCL-2: what a stopped worker did not acknowledge is for the next, and nothing else."""
+    """What a stopped worker did not acknowledge is for the next, and nothing else (SCL-2)."""
     wanted = broker.interest()
     first = await broker.source(wanted)
     sink = await broker.sink()
@@ -331,7 +331,7 @@ async def test_closing_gives_back_what_was_taken(broker: Broker) -> None:
 
 
 async def test_a_new_interest_begins_at_its_time(broker: Broker) -> None:
-    """SCL-2: with all since its subscription where the broker keeps it, else from when it was opened."""
+    """With all since its subscription where the broker keeps it, else from when it was opened (SCL-2)."""
     await broker.source(broker.interest(handler="billing.other"))
     sink = await broker.sink()
     await sent(sink, broker.events(1, 2, 3))
@@ -341,7 +341,7 @@ async def test_a_new_interest_begins_at_its_time(broker: Broker) -> None:
 
 
 async def test_an_interest_that_was_removed_begins_anew(broker: Broker) -> None:
-    """SCL-2: what was waiting for it is forgotten, and so is how far it was."""
+    """What was waiting for it is forgotten, and so is how far it was (SCL-2)."""
     if not broker.kind.removes:
         pytest.skip("this server keeps positions: tests/brokers/test_kafka.py has what can be shown on it")
     wanted = broker.interest(since=datetime.now(UTC) + timedelta(minutes=1))
@@ -363,7 +363,7 @@ async def test_an_interest_that_was_removed_begins_anew(broker: Broker) -> None:
 
 
 async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) -> None:
-    """SCL-1: nothing waits for longer than it was told, and everything works when the broker is back."""
+    """Nothing waits for longer than it was told, and everything works when the broker is back (SCL-1)."""
     if not broker.kind.freezes:
         pytest.skip("a cluster elsewhere cannot be frozen")
     source = await broker.source(broker.interest())
@@ -384,7 +384,7 @@ async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) 
 
 
 async def test_a_killed_broker_is_an_outage_and_keeps_what_it_confirmed(broker: Broker) -> None:
-    """SCL-1: kill -9 under load; each confirmed event is received, at least once."""
+    """Kill -9 under load; each confirmed event is received, at least once (SCL-1)."""
     if not broker.kind.restarts:
         pytest.skip("this server forgets everything when it ends")
     source = await broker.source(broker.interest())

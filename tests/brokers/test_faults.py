@@ -50,7 +50,7 @@ async def put(broker: Broker, **changes: object) -> None:
 
 
 async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: while the broker is down events wait with their attempts, and it is not hammered."""
+    """While the broker is down events wait with their attempts, and it is not hammered (SCL-1)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await moved(conn)
@@ -80,7 +80,7 @@ async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broke
 
 
 async def test_broker_that_comes_and_goes_costs_no_event(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: what fails soon after a breaker has closed counts as attempts, and is no dead letter of the relay."""
+    """What fails soon after a breaker has closed counts as attempts, and is no dead letter of the relay (SCL-1)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await moved(conn)
@@ -104,7 +104,7 @@ async def test_broker_that_comes_and_goes_costs_no_event(dsn: str, conn: asyncpg
 
 
 async def test_what_the_broker_never_takes_fails_alone(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: a relay failure is told apart from a handler failure, and costs one event."""
+    """A relay failure is told apart from a handler failure, and costs one event (SCL-1)."""
     done: list[int] = []
 
     def answer(event: Outgoing) -> Answer:
@@ -127,7 +127,7 @@ async def test_what_the_broker_never_takes_fails_alone(dsn: str, conn: asyncpg.C
 async def test_what_is_no_event_is_a_dead_letter_whatever_it_contains(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-2: its bytes are cut to what the database takes, and the broker is done with it."""
+    """Its bytes are cut to what the database takes, and the broker is done with it (SCL-2)."""
     unreadable: list[tuple[bytes, dict[str, str]]] = [
         (b"\x01" * 100_000, {}),
         (b"\xff" * 300_000, {}),
@@ -148,7 +148,7 @@ async def test_what_is_no_event_is_a_dead_letter_whatever_it_contains(
 async def test_an_event_of_another_type_than_it_was_sent_under(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-2: no handler gets what it has not subscribed to by a message that lies about its type or target."""
+    """No handler gets what it has not subscribed to by a message that lies about its type or target (SCL-2)."""
     done: list[int] = []
     lies = [
         outgoing(event_type="payment.refund").body,
@@ -170,7 +170,7 @@ async def test_an_event_of_another_type_than_it_was_sent_under(
 async def test_an_event_of_others_that_nobody_routed_is_passed_over(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-2: a topic may have more than the handler is owed."""
+    """A topic may have more than the handler is owed (SCL-2)."""
     done: list[int] = []
     broker.routed = False
     async with running(dsn, registry_of(done), Facts(), **OPTIONS):
@@ -184,7 +184,7 @@ async def test_an_event_of_others_that_nobody_routed_is_passed_over(
 async def test_what_the_database_refuses_all_the_same_is_kept_in_short(
     dsn: str, conn: asyncpg.Connection, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2: a message never comes again for ever because its dead letter is refused."""
+    """A message never comes again for ever because its dead letter is refused (SCL-2)."""
     monkeypatch.setattr("holdfast.worker.reading.kept", lambda _received: {"body": "\x00"})
     facts = Facts()
     async with Worker(dsn, registry_of([]), WorkerSettings(**OPTIONS), observers=(facts.append,)):  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ async def test_what_the_database_refuses_all_the_same_is_kept_in_short(
 async def test_what_the_broker_says_against_an_event_is_told(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-1: a channel does not stop without a word."""
+    """A channel does not stop without a word (SCL-1)."""
     facts = Facts()
     broker.answer = lambda _event: Unanswered("the stream has exhausted its ids", told=True)
     async with running(dsn, registry_of([]), facts, **OPTIONS):
@@ -217,7 +217,7 @@ async def test_what_the_broker_says_against_an_event_is_told(
 
 
 async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: confirmed rows are settled at once, whatever becomes of the others; no attempt is counted."""
+    """Confirmed rows are settled at once, whatever becomes of the others; no attempt is counted (SCL-1)."""
     done: list[int] = []
     asked: Counter[str] = Counter()
 
@@ -240,7 +240,7 @@ async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection
 async def test_doubles_and_lost_acknowledgements_have_one_effect(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """LSN-6: however often a broker delivers, an effect in the handler's transaction happens once."""
+    """However often a broker delivers, an effect in the handler's transaction happens once (LSN-6)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -262,7 +262,7 @@ async def test_doubles_and_lost_acknowledgements_have_one_effect(
 
 
 async def test_nothing_is_taken_while_the_database_is_away(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-2: connections that are cut lose no message, and no message is acknowledged before it is in the inbox."""
+    """Connections that are cut lose no message, and no message is acknowledged before it is in the inbox (SCL-2)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await moved(conn)
@@ -276,7 +276,7 @@ async def test_nothing_is_taken_while_the_database_is_away(dsn: str, conn: async
 
 
 async def test_redelivered_message_goes_through_the_lane(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-2: a message that a worker took and never settled is handled from a row, where attempts are counted."""
+    """A message that a worker took and never settled is handled from a row, where attempts are counted (SCL-2)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS) as worker:
         await moved(conn)
@@ -299,7 +299,7 @@ async def test_redelivered_message_goes_through_the_lane(dsn: str, conn: asyncpg
 
 
 async def test_worker_starts_without_its_broker(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-2: until the broker answers, handlers get their events from the outbox as before."""
+    """Until the broker answers, handlers get their events from the outbox as before (SCL-2)."""
     done: list[int] = []
     facts = Facts()
     broker.down = True
@@ -316,7 +316,7 @@ async def test_worker_starts_without_its_broker(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_lost_messages_are_found_and_repaired(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: an event that the broker acknowledged and lost comes back."""
+    """An event that the broker acknowledged and lost comes back (SCL-1)."""
     done: list[int] = []
     broker.keep = lambda event: b'"n":3}' not in event.body.replace(b" ", b"")
     async with running(dsn, registry_of(done), **OPTIONS):
@@ -332,7 +332,7 @@ async def test_lost_messages_are_found_and_repaired(dsn: str, conn: asyncpg.Conn
 async def test_relay_again_reaches_the_broker_as_a_new_message(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-1: what is sent again within the broker's memory is no duplicate to it, and none is handled twice."""
+    """What is sent again within the broker's memory is no duplicate to it, and none is handled twice (SCL-1)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await moved(conn)

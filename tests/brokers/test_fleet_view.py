@@ -32,7 +32,7 @@ HELD = "SELECT sum(waiting + unacknowledged) = 5 FROM core.broker_reports WHERE 
 async def test_operators_see_what_a_broker_holds(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2, OBS-2: in the status, the metrics and the findings of the doctor."""
+    """In the status, the metrics and the findings of the doctor (SCL-2, OBS-2)."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.3)
     registry, going = HandlerRegistry(), asyncio.Event()
 
@@ -83,7 +83,7 @@ async def test_operators_see_what_a_broker_holds(
 async def test_what_a_broker_carries_is_shown_until_it_carries_nothing(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2, OPS-1: the lists name the broker; when all has moved back, neither it nor its relay is spoken of."""
+    """The lists name the broker; when all has moved back, neither it nor its relay is spoken of (SCL-2, OPS-1)."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.3)
     registry = HandlerRegistry()
 
@@ -120,7 +120,7 @@ async def test_what_a_broker_carries_is_shown_until_it_carries_nothing(
 async def test_reports_go_on_after_an_error(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2, OBS-3: whatever an answer of the broker raises is told, and the next report is made."""
+    """Whatever an answer of the broker raises is told, and the next report is made (SCL-2, OBS-3)."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.1)
     broker, facts = Broker(), Facts()
     monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: broker)
@@ -141,7 +141,7 @@ async def test_reports_go_on_after_an_error(
 async def test_doctor_sees_a_queue_that_gives_nothing(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-5: as RabbitMQ's without a leader, which still tells how much it holds."""
+    """As RabbitMQ's without a leader, which still tells how much it holds (OPS-5)."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.1)
     broker, registry, taken = Broker(), HandlerRegistry(), asyncio.Event()
     monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: broker)

@@ -98,7 +98,7 @@ async def relayed(outbox: Outbox, **columns: object) -> UUID:
 
 
 async def test_relay_is_owed_once_for_all_handlers_of_a_broker(outbox: Outbox) -> None:
-    """SCL-1: an event goes to the broker once for all handlers there, and to others from the outbox."""
+    """An event goes to the broker once for all handlers there, and to others from the outbox (SCL-1)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(OTHER, EVENT)
     await outbox.subscribe("audit.record", EVENT)
@@ -138,7 +138,7 @@ async def test_new_types_follow_their_handler_to_the_broker(outbox: Outbox) -> N
 
 
 async def test_worker_adopts_only_what_nobody_has_decided(outbox: Outbox) -> None:
-    """SCL-2: a broker is one setting of the worker, and an operator's decision outlives the worker's next start."""
+    """A broker is one setting of the worker, and an operator's decision outlives the worker's next start (SCL-2)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(OTHER, EVENT)
 
@@ -164,7 +164,7 @@ async def test_unknown_handler_cannot_be_moved(outbox: Outbox) -> None:
 
 
 async def test_message_is_handled_once(outbox: Outbox) -> None:
-    """LSN-6: the inbox row of a message commits with what its handler writes."""
+    """The inbox row of a message commits with what its handler writes (LSN-6)."""
     event = message()
     assert await look(outbox, event) == ["run"]
     transaction = outbox.connection.transaction()
@@ -191,7 +191,7 @@ async def test_second_copy_waits_for_the_first_and_not_for_long(outbox: Outbox, 
 
 
 async def test_failed_message_is_a_row_of_its_handler(outbox: Outbox) -> None:
-    """SCL-2: retries and dead letters of messages are rows like all others."""
+    """Retries and dead letters of messages are rows like all others (SCL-2)."""
     event, token = message(headers={"correlation_id": "c1"}), uuid.uuid4()
     async with outbox.connection.transaction():
         assert await enter(outbox, event) == "run"
@@ -228,7 +228,7 @@ async def test_same_event_id_of_another_source_is_another_event(outbox: Outbox) 
 
 
 async def test_parked_event_keeps_its_place_in_the_order(outbox: Outbox) -> None:
-    """LSN-9: what goes through a broker and is parked stays before what was published later."""
+    """What goes through a broker and is parked stays before what was published later (LSN-9)."""
     early = await outbox.insert(ordering_key="k")
     later = await outbox.insert(ordering_key="k")
     [id] = await park(outbox, message(event_id=early, ordering_key="k"))
@@ -260,7 +260,7 @@ async def test_settled_in_a_batch(outbox: Outbox) -> None:
 
 
 async def test_relay_writes_no_inbox_row_and_can_send_again(outbox: Outbox) -> None:
-    """SCL-1: re-relay by time range, audited; the message gets another id, so that the broker takes it."""
+    """Re-relay by time range, audited; the message gets another id, so that the broker takes it (SCL-1)."""
     await outbox.subscribe(HANDLER, EVENT)
     await via(outbox, "nats", HANDLER)
     start = await outbox.value("SELECT now()")
@@ -284,7 +284,7 @@ async def test_relay_writes_no_inbox_row_and_can_send_again(outbox: Outbox) -> N
 
 
 async def test_what_a_broker_has_lost_is_found_and_repaired(outbox: Outbox) -> None:
-    """SCL-1: an event that the broker confirmed and lost reaches its handler all the same."""
+    """An event that the broker confirmed and lost reaches its handler all the same (SCL-1)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(OTHER, EVENT)
     before = await relayed_as_handler(outbox)

@@ -70,7 +70,7 @@ async def case(server: KafkaMock) -> AsyncIterator[Case]:
 
 
 def test_only_what_is_acknowledged_from_the_beginning_on_is_committed() -> None:
-    """SCL-2: no offset is committed behind which something is open, also where offsets have gaps."""
+    """No offset is committed behind which something is open, also where offsets have gaps (SCL-2)."""
     offsets, partition = Offsets(), TopicPartition("t", 0)
     for offset in (3, 4, 7, 9):
         offsets.take(partition, offset)
@@ -103,7 +103,7 @@ def test_logins_and_encryption_come_from_the_address() -> None:
 
 @pytest.mark.slow
 async def test_three_consumers_join_and_leave_under_load(case: Case) -> None:
-    """SCL-1, SCL-2: nothing is lost or unexpected, and each key is first delivered in order."""
+    """Nothing is lost or unexpected, and each key is first delivered in order (SCL-1, SCL-2)."""
     sink = await case.sink()
     confirmed: set[int] = set()
     first_seen: dict[int, list[int]] = defaultdict(list)
@@ -166,7 +166,7 @@ async def test_three_consumers_join_and_leave_under_load(case: Case) -> None:
 
 
 async def test_what_a_crashed_member_did_not_commit_comes_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCL-2: also what it acknowledged in its last moment; the inbox knows that."""
+    """Also what it acknowledged in its last moment; the inbox knows that (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(*range(20)))
 
@@ -182,7 +182,7 @@ async def test_what_a_crashed_member_did_not_commit_comes_again(case: Case, monk
 
 
 async def test_a_commit_that_is_refused_is_made_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCL-2: the group is at the end of what was acknowledged, and later, not only when more comes."""
+    """The group is at the end of what was acknowledged, and later, not only when more comes (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(*range(5)))
     commit, refusals = AIOKafkaConsumer.commit, itertools.count(1)
@@ -199,7 +199,7 @@ async def test_a_commit_that_is_refused_is_made_again(case: Case, monkeypatch: p
 
 
 async def test_a_later_acknowledgement_does_not_skip_an_open_event(case: Case) -> None:
-    """SCL-2: the events of one partition, all but the first acknowledged, all come again."""
+    """The events of one partition, all but the first acknowledged, all come again (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(*range(6), key="one"))
     found = await taken(source, 6, acknowledge=False)
@@ -211,7 +211,7 @@ async def test_a_later_acknowledgement_does_not_skip_an_open_event(case: Case) -
 
 
 async def test_what_is_being_handled_is_not_given_out_twice_after_a_rebalance(case: Case) -> None:
-    """SCL-2: a member that gets its partition back still knows what it holds."""
+    """A member that gets its partition back still knows what it holds (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1, key="one"))
     held = await taken(source, 1, acknowledge=False)
@@ -232,7 +232,7 @@ async def test_what_is_being_handled_is_not_given_out_twice_after_a_rebalance(ca
 
 
 async def test_a_rebalance_waits_for_handlers_that_end_soon(case: Case) -> None:
-    """SCL-2: what is acknowledged while partitions are revoked is committed, and waits no longer than it has to."""
+    """What is acknowledged while partitions are revoked is committed, and waits no longer than it has to (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1, key="one"))
     held = await taken(source, 1, acknowledge=False)
@@ -247,7 +247,7 @@ async def test_a_rebalance_waits_for_handlers_that_end_soon(case: Case) -> None:
 
 
 async def test_a_rebalance_does_not_wait_for_handlers_that_take_long(case: Case) -> None:
-    """SCL-2: the whole group stands still meanwhile, so the wait has an end."""
+    """The whole group stands still meanwhile, so the wait has an end (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1, key="one"))
     await taken(source, 1, acknowledge=False)
@@ -258,7 +258,7 @@ async def test_a_rebalance_does_not_wait_for_handlers_that_take_long(case: Case)
 
 
 async def test_a_producer_with_a_fatal_error_is_replaced(case: Case) -> None:
-    """SCL-1: the events are not answered for, and the next ones are confirmed by a new producer."""
+    """The events are not answered for, and the next ones are confirmed by a new producer (SCL-1)."""
     sink = await case.sink()
     assert await sink.send(case.events(1), timeout=10) == [Confirmed()]
     dead: Any = sink._producer
@@ -270,7 +270,7 @@ async def test_a_producer_with_a_fatal_error_is_replaced(case: Case) -> None:
 
 
 async def test_a_group_begins_where_it_was_first_opened_whatever_happens_then(case: Case) -> None:
-    """SCL-2: a member that ends before it has taken anything moves the beginning for nobody."""
+    """A member that ends before it has taken anything moves the beginning for nobody (SCL-2)."""
     sink = await case.sink()
     await sent(sink, case.events(0, key="one"))
     first = await case.source()
@@ -281,7 +281,7 @@ async def test_a_group_begins_where_it_was_first_opened_whatever_happens_then(ca
 
 
 async def test_a_group_that_was_retired_begins_anew(case: Case) -> None:
-    """SCL-2: where it had been does not matter to a handler that comes back."""
+    """Where it had been does not matter to a handler that comes back (SCL-2)."""
     sink = await case.sink()
     await sent(sink, case.events(0, key="one"))
     later = replace(case.interest, since=datetime.now(UTC) + timedelta(hours=1))
@@ -297,7 +297,7 @@ async def test_a_group_that_was_retired_begins_anew(case: Case) -> None:
 
 
 async def test_a_topic_has_replicas(case: Case) -> None:
-    """OPS-5: nothing is wrong with a topic that was made on three brokers."""
+    """Nothing is wrong with a topic that was made on three brokers (OPS-5)."""
     await case.sink()
     assert await case.engine.weaknesses([case.interest.channel], timeout=5) == []
 

@@ -64,7 +64,7 @@ def read_by_oracle(name: str, message: Received) -> Any:
 async def test_others_and_handlers_read_the_same_event(
     dsn: str, conn: asyncpg.Connection, address: str, mode: str
 ) -> None:
-    """SCL-3, SCL-1: by the type of its content, in both modes; its headers and its trace come along."""
+    """By the type of its content, in both modes; its headers and its trace come along (SCL-3, SCL-1)."""
     engine = engine_of(in_mode(address, mode))
     registry = HandlerRegistry()
     got: list[tuple[EventEnvelope, Mapping[str, str]]] = []
@@ -109,7 +109,7 @@ async def test_others_and_handlers_read_the_same_event(
 async def test_what_is_changed_in_the_binary_mode_is_not_handled(
     dsn: str, conn: asyncpg.Connection, address: str
 ) -> None:
-    """SEC-1: the data and what stands before it are signed; attributes beside them are not believed."""
+    """The data and what stands before it are signed; attributes beside them are not believed (SEC-1)."""
     engine = engine_of(in_mode(address, "binary"))
     registry, got = HandlerRegistry(), []
 
@@ -157,6 +157,6 @@ async def test_what_is_changed_in_the_binary_mode_is_not_handled(
     "address", ["nats://x?mode=both", "amqp://x?mode=", "kafka://x?mode=Binary", "redis://x?mode=binary"]
 )
 def test_modes_that_no_binding_defines_are_refused(address: str) -> None:
-    """SCL-3: Redis has no binding; a mistyped mode is named."""
+    """Redis has no binding; a mistyped mode is named (SCL-3)."""
     with pytest.raises(ConfigurationError, match="mode"):
         engine_of(address)

@@ -48,7 +48,7 @@ RELAYED = "SELECT count(*) FROM core.outbox WHERE handler_name LIKE 'relay.%' AN
     ],
 )
 def test_a_template_that_names_nothing_is_refused(address: str, problem: str) -> None:
-    """SCL-1: before anything connects, with the field and what to write instead."""
+    """Before anything connects, with the field and what to write instead (SCL-1)."""
     with pytest.raises(ConfigurationError) as refused:
         engine_of(address)
     assert refused.value.field == "substrate"
@@ -60,7 +60,7 @@ def test_a_template_that_names_nothing_is_refused(address: str, problem: str) ->
     [("{type}", "order.*", True), ("{prefix}", "order.*", False), ("{prefix}", "*.placed", True), ("", "*", False)],
 )
 def test_a_pattern_that_may_be_anywhere_is_refused(template: str, pattern: str, refused: bool) -> None:
-    """SCL-1: a worker does not start with a handler that it could not find the events of."""
+    """A worker does not start with a handler that it could not find the events of (SCL-1)."""
     registry = HandlerRegistry()
 
     @registry.handler(pattern, name="shop.note")
@@ -75,7 +75,7 @@ def test_a_pattern_that_may_be_anywhere_is_refused(template: str, pattern: str, 
 
 
 def test_events_and_handlers_have_the_same_names() -> None:
-    """SCL-1: on Kafka and RabbitMQ, by type and by its first part; what a name cannot have is replaced."""
+    """On Kafka and RabbitMQ, by type and by its first part; what a name cannot have is replaced (SCL-1)."""
     wanted = interest("order.placed", "order.pa/id", "parcel.*")
     by_prefix = Cluster("kafka://one?topic=shop.{channel}.{prefix}").topics
     assert by_prefix.names(wanted) == ("shop.events.order", "shop.events.parcel")
@@ -113,7 +113,7 @@ async def publish_each(conn: asyncpg.Connection, *event_types: str) -> None:
 
 
 async def test_streams_of_redis_by_type(dsn: str, conn: asyncpg.Connection, valkey: ValkeyServer) -> None:
-    """SCL-1, SCL-2: the relay sends to a stream for each type's first part, and the handler takes from all of them."""
+    """The relay sends to a stream for each type's first part, and the handler takes from all of them (SCL-1, SCL-2)."""
     seen: list[str] = []
     substrate = f"{valkey.address}?stream=shop:{{prefix}}:{{channel}}"
     async with handling(dsn, conn, substrate, seen):
@@ -129,7 +129,7 @@ async def test_streams_of_redis_by_type(dsn: str, conn: asyncpg.Connection, valk
 
 
 async def test_subjects_and_streams_of_nats(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """SCL-1, SCL-2: the relay publishes where the template says, and the handler's consumer filters there."""
+    """The relay publishes where the template says, and the handler's consumer filters there (SCL-1, SCL-2)."""
     seen: list[str] = []
     with NatsServer(tmp_path) as server:
         substrate = f"{server.address}?stream=SHOP_{{channel}}&subject=acme.{{target}}.shop-{{channel}}.{{type}}"
@@ -146,7 +146,7 @@ async def test_subjects_and_streams_of_nats(dsn: str, conn: asyncpg.Connection, 
 
 
 async def test_several_streams_are_one_source(valkey: ValkeyServer) -> None:
-    """SCL-2: what is given back or not acknowledged comes again, from whichever stream; none starves the others."""
+    """What is given back or not acknowledged comes again, from whichever stream; none starves the others (SCL-2)."""
     engine = engine_of(f"{valkey.address}?stream=by:{{channel}}:{{type}}")
     wanted = interest("order.placed", "order.paid")
     source, sink = engine.source(wanted, lease=1), engine.sink(lease=1)

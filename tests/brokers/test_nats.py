@@ -53,7 +53,7 @@ names = st.text(st.characters(categories=("L", "N"), include_characters=".>%_-$#
 
 @given(names, st.none() | names)
 def test_subjects_name_every_event_and_no_two_the_same(event_type: str, target: str | None) -> None:
-    """SCL-1: any event name has a subject, which NATS takes and from which the name can be read."""
+    """Any event name has a subject, which NATS takes and from which the name can be read (SCL-1)."""
     subject = NAMES.subject_of(CHANNEL, event_type, target)
     assert NAMES.event_of(subject) == (event_type, target)
     tokens = subject.split(".")
@@ -64,7 +64,7 @@ def test_subjects_name_every_event_and_no_two_the_same(event_type: str, target: 
     st.lists(st.sampled_from(["order.placed", "order.*", "order.pl*", "*", "a..b", "*.placed", "order"]), min_size=1)
 )
 def test_filters_cover_what_is_wanted_and_do_not_overlap(event_types: list[str]) -> None:
-    """SCL-1: the filters of a consumer let through every event that its handler wants."""
+    """The filters of a consumer let through every event that its handler wants (SCL-1)."""
     wanted = interest(*event_types)
     filters = NAMES.filters_of(wanted)
 
@@ -84,13 +84,13 @@ def test_filters_cover_what_is_wanted_and_do_not_overlap(event_types: list[str])
     "address", ["redis://h", "nats://", "nats://h?replica=3", "nats://h?replicas=0", "nats://h?max_age=x"]
 )
 def test_wrong_addresses_are_refused(address: str) -> None:
-    """SCL-2: a mistyped option is named, not ignored."""
+    """A mistyped option is named, not ignored (SCL-2)."""
     with pytest.raises(ConfigurationError, match="substrate"):
         NatsEngine(address)
 
 
 async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:
-    """SCL-1: as nats-server is started without options."""
+    """As nats-server is started without options (SCL-1)."""
     port = free_port()
     with ServerProcess([binary(), "-a", "127.0.0.1", "-p", str(port)], port, tmp_path):
         source = NatsEngine(f"nats://127.0.0.1:{port}").source(interest("order.placed"), lease=30.0)
@@ -101,7 +101,7 @@ async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_stream_is_made_that_loses_nothing(server: NatsServer) -> None:
-    """SCL-1: the stream refuses when it is full instead of dropping, and keeps what was read."""
+    """The stream refuses when it is full instead of dropping, and keeps what was read (SCL-1)."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
     assert list(await sink.send([outgoing()], timeout=5)) == [Confirmed()]
@@ -118,7 +118,7 @@ async def test_a_stream_is_made_that_loses_nothing(server: NatsServer) -> None:
 
 
 async def test_the_duplicate_window_and_a_new_cycle(server: NatsServer) -> None:
-    """SCL-1: an event sent twice is stored once and confirmed twice; one that is relayed again is delivered again."""
+    """An event sent twice is stored once and confirmed twice; one that is relayed again is delivered again (SCL-1)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     first = outgoing(1)
@@ -132,7 +132,7 @@ async def test_the_duplicate_window_and_a_new_cycle(server: NatsServer) -> None:
 
 
 async def test_the_window_outlives_kill_9(server: NatsServer) -> None:
-    """SCL-1: what was confirmed before a kill is there after it, and is still known as sent."""
+    """What was confirmed before a kill is there after it, and is still known as sent (SCL-1)."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
     batch = [outgoing(number) for number in range(600)]
@@ -145,7 +145,7 @@ async def test_the_window_outlives_kill_9(server: NatsServer) -> None:
 
 
 async def test_a_full_stream_answers_each_event_and_drops_none(server: NatsServer) -> None:
-    """SCL-1: what does not fit is unanswered, so that its row stays; what was stored stays stored."""
+    """What does not fit is unanswered, so that its row stays; what was stored stays stored (SCL-1)."""
     async with jetstream(server) as js:
         await js.add_stream(StreamConfig(name=STREAM, subjects=["hf.events.>"], max_msgs=3, discard=DiscardPolicy.NEW))
         engine = NatsEngine(server.address)
@@ -158,7 +158,7 @@ async def test_a_full_stream_answers_each_event_and_drops_none(server: NatsServe
 
 
 async def test_one_too_large_is_refused_alone(tmp_path: Path) -> None:
-    """SCL-1: an event that the broker never takes fails alone; its headers count, and the connection stays."""
+    """An event that the broker never takes fails alone; its headers count, and the connection stays (SCL-1)."""
     with NatsServer(tmp_path / "nats", "max_payload: 4096") as server:
         sink = NatsEngine(server.address).sink(lease=30)
         batch = [
@@ -178,7 +178,7 @@ async def test_one_too_large_is_refused_alone(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_sent_after_its_answer(server: NatsServer) -> None:
-    """SCL-1: what timed out while the server was away does not arrive when it is back."""
+    """What timed out while the server was away does not arrive when it is back (SCL-1)."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
     await sink.send([outgoing(0)], timeout=5)
@@ -200,7 +200,7 @@ async def test_nothing_is_sent_after_its_answer(server: NatsServer) -> None:
 
 
 async def test_a_server_that_is_not_there_costs_no_time(server: NatsServer) -> None:
-    """SCL-1: with the first of two servers gone the second is used at once; with both gone, that is known at once."""
+    """With the first of two servers gone the second is used at once; with both gone, that is known at once (SCL-1)."""
     gone = f"127.0.0.1:{free_port()}"
     loop = asyncio.get_running_loop()
     for _ in range(4):  # they are tried in any order
@@ -216,7 +216,7 @@ async def test_a_server_that_is_not_there_costs_no_time(server: NatsServer) -> N
 
 
 async def test_a_frozen_server_costs_the_timeout_and_no_more(server: NatsServer) -> None:
-    """SCL-1: answers come within the timeout, and takers learn that nobody is there."""
+    """Answers come within the timeout, and takers learn that nobody is there (SCL-1)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await sink.send([outgoing(0)], timeout=5)
@@ -241,7 +241,7 @@ async def test_a_frozen_server_costs_the_timeout_and_no_more(server: NatsServer)
 
 
 async def test_a_connection_that_ends_answers_at_once(server: NatsServer) -> None:
-    """SCL-1: nobody waits for the answers of a connection that is gone."""
+    """Nobody waits for the answers of a connection that is gone (SCL-1)."""
     sink = NatsEngine(server.address).sink(lease=30)
     await sink.send([outgoing(0)], timeout=5)
     loop = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ async def test_a_connection_that_ends_answers_at_once(server: NatsServer) -> Non
 
 
 async def test_a_deleted_consumer_begins_where_the_handler_began(server: NatsServer) -> None:
-    """SCL-2: everything that the handler is owed comes again, and the inbox knows what it has had."""
+    """Everything that the handler is owed comes again, and the inbox knows what it has had (SCL-2)."""
     engine = NatsEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -283,7 +283,7 @@ async def test_a_deleted_consumer_begins_where_the_handler_began(server: NatsSer
 
 
 async def test_a_deleted_stream_is_made_again(server: NatsServer) -> None:
-    """SCL-1: its loss costs the events in it, which the outbox still has, and nothing after them."""
+    """Its loss costs the events in it, which the outbox still has, and nothing after them (SCL-1)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await sink.send([outgoing(0)], timeout=5)
@@ -299,7 +299,7 @@ async def test_a_deleted_stream_is_made_again(server: NatsServer) -> None:
 
 
 async def test_the_past_minute_and_no_more(server: NatsServer) -> None:
-    """SCL-2: a new handler begins a minute before its subscription: later than that is not owed."""
+    """A new handler begins a minute before its subscription: later than that is not owed (SCL-2)."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
     await sink.send([outgoing(0)], timeout=5)
@@ -312,7 +312,7 @@ async def test_the_past_minute_and_no_more(server: NatsServer) -> None:
 
 
 async def test_what_is_not_acknowledged_comes_again_and_is_counted(server: NatsServer) -> None:
-    """SCL-2: after the lease, or at once when given back; kept alive it does not."""
+    """After the lease, or at once when given back; kept alive it does not (SCL-2)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=1)
     await sink.send([outgoing(0), outgoing(1)], timeout=5)
@@ -334,7 +334,7 @@ async def test_what_is_not_acknowledged_comes_again_and_is_counted(server: NatsS
 
 @pytest.mark.parametrize("block", [b"N\r\n", b"XXXX\r\n\r\n", b"NATS/1.0 \xff\xff\xff\r\n\r\n"])
 async def test_headers_that_are_none_end_no_connection(server: NatsServer, block: bytes) -> None:
-    """SCL-2: the message arrives with what can be read of it, and so does the next one."""
+    """The message arrives with what can be read of it, and so does the next one (SCL-2)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -355,7 +355,7 @@ async def test_headers_that_are_none_end_no_connection(server: NatsServer, block
 
 
 async def test_unwanted_events_are_passed_over(server: NatsServer) -> None:
-    """SCL-2: patterns inside a name, and other targets, are left out without burdening anybody."""
+    """Patterns inside a name, and other targets, are left out without burdening anybody (SCL-2)."""
     engine = NatsEngine(server.address)
     wanted = interest("order.pl*", "stock.*")
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -377,7 +377,7 @@ async def test_unwanted_events_are_passed_over(server: NatsServer) -> None:
 
 
 async def test_ordered_handlers_get_one_at_a_time(server: NatsServer) -> None:
-    """SCL-2: with several workers, only one unacknowledged event keeps the order."""
+    """With several workers, only one unacknowledged event keeps the order (SCL-2)."""
     engine = NatsEngine(server.address)
     wanted = interest(ordered=True)
     sink = engine.sink(lease=30)
@@ -400,7 +400,7 @@ async def test_ordered_handlers_get_one_at_a_time(server: NatsServer) -> None:
 
 
 async def test_doctor_names_what_would_lose_events(server: NatsServer) -> None:
-    """OPS-5: each setting that drops unread or confirmed events has a line with its remedy."""
+    """Each setting that drops unread or confirmed events has a line with its remedy (OPS-5)."""
     async with jetstream(server) as js:
         await js.add_stream(
             StreamConfig(
@@ -422,7 +422,7 @@ async def test_doctor_names_what_would_lose_events(server: NatsServer) -> None:
 
 
 async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
-    """OPS-5: on a stream and a consumer that were edited; a limit that refuses what is new drops nothing."""
+    """On a stream and a consumer that were edited; a limit that refuses what is new drops nothing (OPS-5)."""
     engine = NatsEngine(server.address)
     source = engine.source(interest(), lease=30)
     await source.open()
@@ -446,7 +446,7 @@ async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
 
 
 async def test_a_stream_of_others_that_takes_nothing_is_named(server: NatsServer) -> None:
-    """OPS-5, SCL-1: by the answers, and by the doctor with the way out: other subjects, and no room."""
+    """By the answers, and by the doctor with the way out: other subjects, and no room (OPS-5, SCL-1)."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
 
@@ -471,7 +471,7 @@ async def test_a_stream_of_others_that_takes_nothing_is_named(server: NatsServer
 
 
 async def test_a_stream_that_has_the_subjects_already_is_told_with_a_remedy(server: NatsServer) -> None:
-    """SCL-1: two streams cannot have the same subjects; an operator learns which, and what to do."""
+    """Two streams cannot have the same subjects; an operator learns which, and what to do (SCL-1)."""
     async with jetstream(server) as js:
         await js.add_stream(StreamConfig(name="OTHERS", subjects=["hf.>"]))
     sink = NatsEngine(server.address).sink(lease=30)
@@ -482,7 +482,7 @@ async def test_a_stream_that_has_the_subjects_already_is_told_with_a_remedy(serv
 
 
 async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer) -> None:
-    """OPS-5: with asynchronous writes a confirmation promises nothing."""
+    """With asynchronous writes a confirmation promises nothing (OPS-5)."""
     async with jetstream(server) as js:
         config = StreamConfig(name=STREAM, subjects=["hf.events.>"], persist_mode=PersistMode.ASYNC, max_age=7 * DAY)
         await js.add_stream(config)
@@ -503,13 +503,13 @@ async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer)
 def test_retention_is_compared_with_what_is_remembered(
     kept: float | None, remembered: float | None, problem: str
 ) -> None:
-    """OPS-5: events that go before a handler comes back, and events that come again after the inbox forgot them."""
+    """Events that go before a handler comes back, and events that come again after the inbox forgot them (OPS-5)."""
     found = [each.problem for each in retention_weaknesses("stream HF_events", kept, remembered, "max_age")]
     assert (problem in found[0]) if problem else not found
 
 
 async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_consumer(server: NatsServer) -> None:
-    """OPS-5: what waits, what is held and what came again is seen; a retired handler leaves no consumer."""
+    """What waits, what is held and what came again is seen; a retired handler leaves no consumer (OPS-5)."""
     engine = NatsEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -535,7 +535,7 @@ async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_consumer(ser
 
 
 async def test_a_longer_lease_reaches_the_consumer(server: NatsServer) -> None:
-    """SCL-2: after a restart with a longer lease, what is kept alive at its pace stays with its worker."""
+    """After a restart with a longer lease, what is kept alive at its pace stays with its worker (SCL-2)."""
     engine = NatsEngine(server.address)
     wanted = interest()
     for lease, expected in ((2, 2), (30, 30), (5, 30)):
@@ -550,7 +550,7 @@ async def test_a_longer_lease_reaches_the_consumer(server: NatsServer) -> None:
 async def test_a_consumer_that_has_something_and_says_nothing(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2: requests get lost; silence beside a backlog is answered with a new connection."""
+    """Requests get lost; silence beside a backlog is answered with a new connection (SCL-2)."""
     engine = NatsEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -573,7 +573,7 @@ async def test_a_consumer_that_has_something_and_says_nothing(
 
 @pytest.mark.slow
 async def test_three_servers_and_their_leader_killed(tmp_path: Path) -> None:
-    """SCL-1: with three replicas nothing that was confirmed is lost when the leader is killed, or frozen."""
+    """With three replicas nothing that was confirmed is lost when the leader is killed, or frozen (SCL-1)."""
     with nats_cluster(tmp_path) as cluster:
         engine = NatsEngine(cluster.address)
         wanted = interest()

@@ -61,7 +61,7 @@ async def via_of(conn: asyncpg.Connection) -> str | None:
 
 
 async def test_operator_decides_and_workers_follow(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-2: what an operator has decided outlives restarts of workers that are started with a broker."""
+    """What an operator has decided outlives restarts of workers that are started with a broker (SCL-2)."""
     done: list[int] = []
     async with Operator(dsn, actor="ann@example.com") as operator, running(dsn, registry_of(done), **OPTIONS):
         await until(lambda: _is(conn, "nats"), what="moved by the worker")
@@ -108,7 +108,7 @@ async def test_what_cannot_be_meant_is_refused(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_a_broker_that_refuses_the_login_is_not_called_away(dsn: str, tmp_path: Path) -> None:
-    """SCL-4, OPS-1: a changed password is told from a server that is gone, with what to do about it."""
+    """A changed password is told from a server that is gone, with what to do about it (SCL-4, OPS-1)."""
     login = "authorization { user: app, password: secret }"
     with NatsServer(tmp_path / "nats", login) as nats, ValkeyServer(tmp_path / "valkey") as valkey:
         async with valkey.client() as client:
@@ -125,7 +125,7 @@ async def test_a_broker_that_refuses_the_login_is_not_called_away(dsn: str, tmp_
 
 
 async def test_a_check_says_how_much_it_has_looked_at(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: nothing in the range is not nothing lost; a broker that was never used is refused."""
+    """Nothing in the range is not nothing lost; a broker that was never used is refused (SCL-1)."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await until(lambda: _is(conn, "nats"), what="moved")
@@ -143,7 +143,7 @@ async def test_a_check_says_how_much_it_has_looked_at(dsn: str, conn: asyncpg.Co
 async def test_moving_away_from_a_broker_that_is_gone_tells_what_stays(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-2: only new events go by the outbox; those that the relay is owed wait for the broker."""
+    """Only new events go by the outbox; those that the relay is owed wait for the broker (SCL-2)."""
     owed = "SELECT count(*) = 2 FROM core.outbox WHERE handler_name = 'relay.nats' AND status = 'pending'"
     async with running(dsn, registry_of([]), **OPTIONS):
         await until(lambda: _is(conn, "nats"), what="moved")
@@ -156,7 +156,7 @@ async def test_moving_away_from_a_broker_that_is_gone_tells_what_stays(
 
 
 async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """OPS-5: a broker that nobody sends to, or takes from, is a problem with a remedy."""
+    """A broker that nobody sends to, or takes from, is a problem with a remedy (OPS-5)."""
     async with running(dsn, registry_of([]), **OPTIONS):
         await until(lambda: _is(conn, "nats"), what="moved")
     async with Operator(dsn, actor="ann@example.com") as operator:
@@ -187,7 +187,7 @@ async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connectio
 async def test_lost_events_are_found_repaired_and_sent_again(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-1: by the verbs of an operator, with a line in the audit for each."""
+    """By the verbs of an operator, with a line in the audit for each (SCL-1)."""
     done: list[int] = []
     broker.keep = lambda event: b'"n":3}' not in event.body.replace(b" ", b"")
     span = {"since": datetime.now(UTC) - timedelta(hours=1), "until": datetime.now(UTC) + timedelta(hours=1)}
@@ -211,7 +211,7 @@ async def test_lost_events_are_found_repaired_and_sent_again(
 
 
 async def test_relay_alone_sends_what_others_want(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SCL-1: a service whose events are handled elsewhere needs no handler of its own; order per key is kept."""
+    """A service whose events are handled elsewhere needs no handler of its own; order per key is kept (SCL-1)."""
     async with running(dsn, HandlerRegistry(), **OPTIONS, relayed=("order.*",)):
         wanted = "SELECT count(*) = 1 FROM core.subscriptions WHERE handler_name = 'relay.nats' AND retired_at IS NULL"
         await until(lambda: conn.fetchval(wanted), what="the relay subscribes")
@@ -227,7 +227,7 @@ async def test_relay_alone_sends_what_others_want(dsn: str, conn: asyncpg.Connec
 async def test_what_a_broker_forgot_comes_back_by_relaying_again(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """SCL-1: a Valkey that keeps nothing on disk confirms events, is killed, and handlers get each of them once."""
+    """A Valkey that keeps nothing on disk confirms events, is killed, and handlers get each of them once (SCL-1)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -259,7 +259,7 @@ async def test_what_a_broker_forgot_comes_back_by_relaying_again(
 
 
 async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """SCL-2: by the guide's commands, under load, nothing is lost and no effect is doubled."""
+    """By the guide's commands, under load, nothing is lost and no effect is doubled (SCL-2)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -321,7 +321,7 @@ async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.C
 async def test_a_handler_that_runs_once_in_the_fleet_is_shown_and_drained(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """SCL-2: its consumer at NATS is another one than without the limit, and commands find it all the same."""
+    """Its consumer at NATS is another one than without the limit, and commands find it all the same (SCL-2)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name=HANDLER, fleet_concurrency=1)
@@ -347,7 +347,7 @@ async def test_a_handler_that_runs_once_in_the_fleet_is_shown_and_drained(
 async def test_a_handler_is_not_drained_while_the_relay_has_events_for_it(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """SCL-2: its consumer stays until what was published before the move is sent and taken."""
+    """Its consumer stays until what was published before the move is sent and taken (SCL-2)."""
     done: list[int] = []
 
     async def note(event: EventEnvelope) -> None: ...

@@ -51,7 +51,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 async def test_what_is_left_after_a_power_cut(
     disk: Disk, make: Callable[[Path], ServerProcess], options: str, keeps_all: bool
 ) -> None:
-    """OPS-5: confirmed events are lost with the defaults, and none with the settings that the doctor asks for."""
+    """Confirmed events are lost with the defaults, and none with the settings that the doctor asks for (OPS-5)."""
     with make(disk.folder / "data") as server:
         engine = engine_of(f"{server.address}{options}")
         source, sink = engine.source(interest(), lease=30), engine.sink(lease=30)
@@ -73,7 +73,7 @@ async def test_what_is_left_after_a_power_cut(
 
 
 async def test_what_nats_lost_with_the_power_comes_back(dsn: str, conn: asyncpg.Connection, disk: Disk) -> None:
-    """SCL-1, SCL-2: confirmed, gone, found by `relay check`, and handled once each after it was relayed again."""
+    """Confirmed, gone, found by `relay check`, and handled once each after it was relayed again (SCL-1, SCL-2)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 

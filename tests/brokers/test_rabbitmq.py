@@ -81,7 +81,7 @@ def alarm(server: RabbitmqServer) -> Iterator[Callable[[bool], None]]:
 async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
     case: Case, channel: aiormq.abc.AbstractChannel
 ) -> None:
-    """SCL-2: the source says that it lost the queue, and then consumes from a new one with the same bindings."""
+    """The source says that it lost the queue, and then consumes from a new one with the same bindings (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1))
     assert numbers(await taken(source, 1)) == [1]
@@ -95,7 +95,7 @@ async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
 
 
 async def test_a_queue_without_a_leader_is_told_with_its_remedy(case: Case, server: RabbitmqServer) -> None:
-    """SCL-2: as a node leaves it that is killed just after the queue was made; deleted, it is made anew."""
+    """As a node leaves it that is killed just after the queue was made; deleted, it is made anew (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     queue = queue_of(case.interest)
     assert "ok" in server.control("eval", f"ra:stop_server(quorum_queues, {{'%2F_{queue}', node()}}).")
@@ -113,7 +113,7 @@ async def test_a_queue_without_a_leader_is_told_with_its_remedy(case: Case, serv
 
 
 async def test_an_event_without_a_binding_stays_open(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """SCL-1: RabbitMQ returns it, which is no confirmation, and takes it when the queue is bound again."""
+    """RabbitMQ returns it, which is no confirmation, and takes it when the queue is bound again (SCL-1)."""
     await case.source()
     sink = await case.sink()
     await channel.queue_unbind(queue_of(case.interest), f"hf.{case.interest.channel}", "order.placed")
@@ -125,7 +125,7 @@ async def test_an_event_without_a_binding_stays_open(case: Case, channel: aiormq
 
 
 async def test_what_the_delivery_limit_drops_is_taken_from_the_dead_queue(case: Case, server: RabbitmqServer) -> None:
-    """SCL-2: a limit that an operator set for all queues drops nothing of ours."""
+    """A limit that an operator set for all queues drops nothing of ours (SCL-2)."""
     server.control("set_policy", "limit", "^hf[.]special[.].*[^d]$", '{"delivery-limit":3}', "--apply-to", "queues")
     try:
         source, sink = await case.source(), await case.sink()
@@ -145,7 +145,7 @@ async def test_what_the_delivery_limit_drops_is_taken_from_the_dead_queue(case: 
 
 
 async def test_a_queue_that_drops_is_a_weakness(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """OPS-5: an operator's own queue is used as it is, with a limit and no net, and the doctor says so."""
+    """An operator's own queue is used as it is, with a limit and no net, and the doctor says so (OPS-5)."""
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     await channel.queue_declare(queue_of(case.interest), durable=True, arguments=arguments)
     source, sink = await case.source(), await case.sink()
@@ -162,14 +162,14 @@ async def test_a_queue_that_drops_is_a_weakness(case: Case, channel: aiormq.abc.
 
 
 async def test_another_queue_cannot_keep_the_order(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """SCL-2: an ordered handler is not started on a queue that has several active consumers."""
+    """An ordered handler is not started on a queue that has several active consumers (SCL-2)."""
     await channel.queue_declare(queue_of(case.interest), durable=True, arguments={"x-queue-type": "quorum"})
     with pytest.raises(ConfigurationError, match="order"):
         await case.source(replace(case.interest, ordered=True))
 
 
 async def test_only_one_source_of_an_ordered_handler_is_active(case: Case) -> None:
-    """SCL-2: the second one gets nothing while the first is there, and takes over when it leaves."""
+    """The second one gets nothing while the first is there, and takes over when it leaves (SCL-2)."""
     ordered = replace(case.interest, ordered=True)
     first, second = await case.source(ordered), await case.source(ordered)
     assert await first.take(5, wait=0.1) == [] and await second.take(5, wait=0.1) == []
@@ -182,7 +182,7 @@ async def test_only_one_source_of_an_ordered_handler_is_active(case: Case) -> No
 
 
 async def test_a_full_memory_is_an_outage_that_is_noticed_at_once(case: Case, alarm: Callable[[bool], None]) -> None:
-    """SCL-1: a blocked connection confirms nothing. It ends no lease, and no event goes into it meanwhile."""
+    """A blocked connection confirms nothing. It ends no lease, and no event goes into it meanwhile (SCL-1)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1))
     alarm(True)
@@ -202,7 +202,7 @@ async def test_a_full_memory_is_an_outage_that_is_noticed_at_once(case: Case, al
 
 
 async def test_a_killed_node_keeps_what_it_confirmed(case: Case, server: RabbitmqServer) -> None:
-    """SCL-2: what was taken and not acknowledged comes back too."""
+    """What was taken and not acknowledged comes back too (SCL-2)."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(*range(200)))
     held = await taken(source, 5, acknowledge=False)
@@ -230,7 +230,7 @@ async def test_a_killed_node_keeps_what_it_confirmed(case: Case, server: Rabbitm
 
 
 async def test_an_event_from_elsewhere_is_left_to_the_listener(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """SCL-2: what somebody puts into the queue itself is not thrown away for its routing key."""
+    """What somebody puts into the queue itself is not thrown away for its routing key (SCL-2)."""
     source = await case.source()
     await channel.basic_publish(b"{}", routing_key=queue_of(case.interest))
     found = await taken(source, 1)
@@ -240,7 +240,7 @@ async def test_an_event_from_elsewhere_is_left_to_the_listener(case: Case, chann
 async def test_what_the_broker_does_not_allow_is_told_with_a_remedy(
     case: Case, server: RabbitmqServer, channel: aiormq.abc.AbstractChannel
 ) -> None:
-    """SCL-1: an exchange of another kind by the same name, and a login without rights."""
+    """An exchange of another kind by the same name, and a login without rights (SCL-1)."""
     other = replace(case.interest, channel="taken")
     await channel.exchange_declare("hf.taken", exchange_type="fanout", durable=True)
     sink = await case.sink()
@@ -261,7 +261,7 @@ async def test_what_the_broker_does_not_allow_is_told_with_a_remedy(
 
 
 async def test_a_removed_handler_leaves_no_queue(case: Case, server: RabbitmqServer) -> None:
-    """SCL-2: neither its queue nor the dead queue under it."""
+    """Neither its queue nor the dead queue under it (SCL-2)."""
     source = await case.source()
     await source.close()
     assert queue_of(case.interest) in server.control("list_queues", "name")

@@ -40,13 +40,13 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
     ["nats://h", "redis://", "redis://h?replica=1", "redis://h?fsync=2", "redis://h?keep=0", "redis://h/name"],
 )
 def test_wrong_addresses_are_refused(address: str) -> None:
-    """SCL-2: a mistyped option is named, not ignored."""
+    """A mistyped option is named, not ignored (SCL-2)."""
     with pytest.raises(ConfigurationError, match="substrate"):
         RedisEngine(address)
 
 
 async def test_what_was_confirmed_survives_kill_9(server: ValkeyServer) -> None:
-    """SCL-1: with appendfsync always, a confirmation is true, and position and pending entries survive as well."""
+    """With appendfsync always, a confirmation is true, and position and pending entries survive as well (SCL-1)."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=1)
     batch = [outgoing(number) for number in range(450)]
@@ -70,7 +70,7 @@ async def test_what_was_confirmed_survives_kill_9(server: ValkeyServer) -> None:
 
 
 async def test_one_answer_eaten_is_one_copy_more_and_no_loss(server: ValkeyServer) -> None:
-    """SCL-1: when the answer is lost the event is sent again by the relay, never by the client."""
+    """When the answer is lost the event is sent again by the relay, never by the client (SCL-1)."""
     with proxied(server.port) as proxy:
         engine = RedisEngine(f"redis://127.0.0.1:{proxy.port}")
         sink = engine.sink(lease=30)
@@ -89,7 +89,7 @@ async def test_one_answer_eaten_is_one_copy_more_and_no_loss(server: ValkeyServe
 
 
 async def test_a_replica_that_is_promoted_has_what_was_confirmed(tmp_path: Path) -> None:
-    """SCL-1: with replicas=1 nothing counts as sent that the replica lacks, so that its promotion loses nothing."""
+    """With replicas=1 nothing counts as sent that the replica lacks, so that its promotion loses nothing (SCL-1)."""
     with valkey_with_replica(tmp_path) as (primary, replica, proxy):
 
         async def follows() -> bool:
@@ -121,7 +121,7 @@ async def test_a_replica_that_is_promoted_has_what_was_confirmed(tmp_path: Path)
 
 
 def test_a_connection_that_was_reset_is_an_outage_with_uvloop(server: ValkeyServer) -> None:
-    """SCL-2: the loop of workers refuses to write to it with an error of its own, and the next try connects anew."""
+    """The loop of workers refuses to write to it with an error of its own, and the next try connects anew (SCL-2)."""
     import uvloop
 
     async def ask() -> None:
@@ -139,7 +139,7 @@ def test_a_connection_that_was_reset_is_an_outage_with_uvloop(server: ValkeyServ
 
 
 async def test_fsync_waits_for_the_disk(tmp_path: Path) -> None:
-    """SCL-1: fsync=1 makes a confirmation true with appendfsync everysec; without an AOF nothing is confirmed."""
+    """fsync=1 makes a confirmation true with appendfsync everysec; without an AOF nothing is confirmed (SCL-1)."""
     with ValkeyServer(tmp_path / "a", "--appendonly", "yes", "--appendfsync", "everysec") as server:
         sink = RedisEngine(f"{server.address}?fsync=1").sink(lease=30)
         assert set(await sink.send([outgoing(number) for number in range(20)], timeout=10)) == {Confirmed()}
@@ -152,7 +152,7 @@ async def test_fsync_waits_for_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_full_server_answers_each_event_and_drops_none(tmp_path: Path) -> None:
-    """SCL-1: out of memory is no failure of an event: its row stays, and is sent when there is room."""
+    """Out of memory is no failure of an event: its row stays, and is sent when there is room (SCL-1)."""
     with ValkeyServer(tmp_path / "full", *DURABLE, "--maxmemory-policy", "noeviction") as server:
         sink = RedisEngine(server.address).sink(lease=30)
         await sent(sink, [outgoing(0)])
@@ -167,7 +167,7 @@ async def test_a_full_server_answers_each_event_and_drops_none(tmp_path: Path) -
 
 
 async def test_a_frozen_server_costs_the_timeout_and_no_more(server: ValkeyServer) -> None:
-    """SCL-1: answers come within the timeout, and takers learn that nobody is there."""
+    """Answers come within the timeout, and takers learn that nobody is there (SCL-1)."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await sent(sink, [outgoing(0)])
@@ -192,7 +192,7 @@ async def test_a_frozen_server_costs_the_timeout_and_no_more(server: ValkeyServe
 
 
 async def test_entries_of_a_dead_consumer_are_claimed_and_counted(server: ValkeyServer) -> None:
-    """SCL-2: what a dead worker held comes to another after the lease, with its number of deliveries."""
+    """What a dead worker held comes to another after the lease, with its number of deliveries (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, dead = engine.sink(lease=30), engine.source(interest(), lease=1)
     alive = engine.source(interest(), lease=1)
@@ -216,7 +216,7 @@ async def test_entries_of_a_dead_consumer_are_claimed_and_counted(server: Valkey
 
 
 async def test_keeping_alive_does_not_steal_back(server: ValkeyServer) -> None:
-    """SCL-2: a worker that was frozen past its lease cannot take its events back from who has them now."""
+    """A worker that was frozen past its lease cannot take its events back from who has them now (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, frozen = engine.sink(lease=30), engine.source(interest(), lease=0.3)
     other = engine.source(interest(), lease=30)
@@ -237,7 +237,7 @@ async def test_keeping_alive_does_not_steal_back(server: ValkeyServer) -> None:
 
 
 async def test_a_worker_stopped_past_its_lease(server: ValkeyServer, tmp_path: Path) -> None:
-    """SCL-2: SIGSTOP of a consumer: its entry is claimed by another, and its late acknowledgement harms nobody."""
+    """SIGSTOP of a consumer: its entry is claimed by another, and its late acknowledgement harms nobody (SCL-2)."""
     engine = RedisEngine(server.address)
     sink = engine.sink(lease=30)
     await sent(sink, [outgoing(7)])
@@ -284,7 +284,7 @@ async def test_a_worker_stopped_past_its_lease(server: ValkeyServer, tmp_path: P
 
 
 async def test_what_is_given_back_comes_soon(server: ValkeyServer) -> None:
-    """SCL-2: a worker that stops lets others have what it has not begun, long before the lease ends."""
+    """A worker that stops lets others have what it has not begun, long before the lease ends (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, stopping = engine.sink(lease=60), engine.source(interest(), lease=60)
     await sent(sink, [outgoing(0), outgoing(1)])
@@ -299,7 +299,7 @@ async def test_what_is_given_back_comes_soon(server: ValkeyServer) -> None:
 
 
 async def test_what_a_cancelled_taker_never_saw_comes_soon(server: ValkeyServer) -> None:
-    """SCL-2: an event that was on its way to a taker that stopped is not held until the lease ends."""
+    """An event that was on its way to a taker that stopped is not held until the lease ends (SCL-2)."""
     with proxied(server.port) as proxy:
         engine = RedisEngine(f"redis://127.0.0.1:{proxy.port}")
         source = engine.source(interest(), lease=60)
@@ -328,7 +328,7 @@ async def test_what_a_cancelled_taker_never_saw_comes_soon(server: ValkeyServer)
 
 
 async def test_a_deleted_stream_has_its_group_back_at_its_start(server: ValkeyServer) -> None:
-    """SCL-2: also while a taker blocks; nothing that comes after the loss is missed."""
+    """Also while a taker blocks; nothing that comes after the loss is missed (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await sent(sink, [outgoing(0)])
@@ -351,7 +351,7 @@ async def test_a_deleted_stream_has_its_group_back_at_its_start(server: ValkeySe
 
 
 async def test_the_past_minute_and_no_more(server: ValkeyServer) -> None:
-    """SCL-2: a new handler begins a minute before its subscription: earlier than that is not owed."""
+    """A new handler begins a minute before its subscription: earlier than that is not owed (SCL-2)."""
     engine = RedisEngine(server.address)
     sink = engine.sink(lease=30)
     await sent(sink, [outgoing(0)])
@@ -364,7 +364,7 @@ async def test_the_past_minute_and_no_more(server: ValkeyServer) -> None:
 
 
 async def test_trimming_spares_what_is_unread_or_pending(server: ValkeyServer) -> None:
-    """SCL-1: the relay's own trimming removes only what every group has read and acknowledged."""
+    """The relay's own trimming removes only what every group has read and acknowledged (SCL-1)."""
     engine = RedisEngine(server.address)
     sink = engine.sink(lease=30)
     fast, slow = engine.source(interest(), lease=30), engine.source(interest(handler="billing.slow"), lease=30)
@@ -391,7 +391,7 @@ async def test_trimming_spares_what_is_unread_or_pending(server: ValkeyServer) -
 
 
 async def test_unread_entries_that_somebody_trims_are_noticed(server: ValkeyServer) -> None:
-    """OPS-5: the loss has a line in doctor, and what waits is counted without what is gone."""
+    """The loss has a line in doctor, and what waits is counted without what is gone (OPS-5)."""
     engine = RedisEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -414,7 +414,7 @@ async def test_unread_entries_that_somebody_trims_are_noticed(server: ValkeyServ
 
 
 async def test_pending_entries_that_somebody_trims_stop_nobody(server: ValkeyServer) -> None:
-    """SCL-2: an entry that is gone while it was held is no event, and those beside it still come."""
+    """An entry that is gone while it was held is no event, and those beside it still come (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, dead = engine.sink(lease=30), engine.source(interest(), lease=0.2)
     await sent(sink, [outgoing(number) for number in range(4)])
@@ -428,7 +428,7 @@ async def test_pending_entries_that_somebody_trims_stop_nobody(server: ValkeySer
 
 
 async def test_a_consumer_with_pending_entries_is_never_deleted(server: ValkeyServer) -> None:
-    """SCL-2: DELCONSUMER drops what is pending, so a consumer goes only when it holds nothing."""
+    """DELCONSUMER drops what is pending, so a consumer goes only when it holds nothing (SCL-2)."""
     engine = RedisEngine(server.address)
     sink, holding = engine.sink(lease=1), engine.source(interest(), lease=1)
     await sent(sink, [outgoing(0)])
@@ -447,7 +447,7 @@ async def test_a_consumer_with_pending_entries_is_never_deleted(server: ValkeySe
 
 
 async def test_unwanted_events_are_passed_over(server: ValkeyServer) -> None:
-    """SCL-2: patterns, targets, and events of others that bring nothing but themselves."""
+    """Patterns, targets, and events of others that bring nothing but themselves (SCL-2)."""
     engine = RedisEngine(server.address)
     wanted = interest("order.pl*", "stock.*")
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -469,7 +469,7 @@ async def test_unwanted_events_are_passed_over(server: ValkeyServer) -> None:
 
 
 async def test_names_that_no_event_has_are_not_kept(server: ValkeyServer) -> None:
-    """SCL-2: who writes types of megabytes does not fill the memory of those who read them."""
+    """Who writes types of megabytes does not fill the memory of those who read them (SCL-2)."""
     source = RedisEngine(server.address).source(interest("*"), lease=30)
     await source.open()
     size = 2_000_000
@@ -491,7 +491,7 @@ async def test_names_that_no_event_has_are_not_kept(server: ValkeyServer) -> Non
 async def test_a_stream_for_each_type_does_not_fill_the_relay(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2: what it remembers of the streams that it has trimmed has an end."""
+    """What it remembers of the streams that it has trimmed has an end (SCL-2)."""
     monkeypatch.setattr("holdfast.brokers.redis.sink._MOST_STREAMS", 10)
     sink = RedisEngine(f"{server.address}?stream={{channel}}.{{type}}").sink(lease=30)
     await sent(sink, [outgoing(n, event_type=f"order.t{n}") for n in range(35)])
@@ -500,7 +500,7 @@ async def test_a_stream_for_each_type_does_not_fill_the_relay(
 
 
 async def test_ordered_handlers_have_one_taker(server: ValkeyServer) -> None:
-    """SCL-2: order is kept by one owner at a time, and the next begins with what the last has left."""
+    """Order is kept by one owner at a time, and the next begins with what the last has left (SCL-2)."""
     engine = RedisEngine(server.address)
     wanted = interest(ordered=True)
     sink = engine.sink(lease=30)
@@ -524,7 +524,7 @@ async def test_ordered_handlers_have_one_taker(server: ValkeyServer) -> None:
 
 
 async def test_doctor_names_what_would_lose_events(tmp_path: Path) -> None:
-    """OPS-5: each setting that drops unread or confirmed events has a line with its remedy."""
+    """Each setting that drops unread or confirmed events has a line with its remedy (OPS-5)."""
     careless = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
     with ValkeyServer(tmp_path / "careless", *careless) as server:
         found = await RedisEngine(f"{server.address}?replicas=1").weaknesses([CHANNEL], timeout=5)
@@ -539,7 +539,7 @@ async def test_doctor_names_what_would_lose_events(tmp_path: Path) -> None:
 
 
 async def test_doctor_names_what_others_have_trimmed(server: ValkeyServer) -> None:
-    """OPS-5: a MAXLEN of somebody else drops what a handler has not read; one that leaves that drops nothing of it."""
+    """A MAXLEN of somebody else drops what a handler has not read; one that leaves that drops nothing of it (OPS-5)."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -559,7 +559,7 @@ async def test_doctor_names_what_others_have_trimmed(server: ValkeyServer) -> No
 
 
 async def test_what_is_kept_is_compared_with_the_inbox_alone(server: ValkeyServer) -> None:
-    """OPS-5: unread entries are never trimmed, so a short time loses nothing; one beyond the inbox repeats."""
+    """Unread entries are never trimmed, so a short time loses nothing; one beyond the inbox repeats (OPS-5)."""
     day, minutes = 86_400.0, 3 * 24 * 60
     engine = RedisEngine(f"{server.address}?keep={minutes}")
     assert not await engine.weaknesses([CHANNEL], remembered=4 * day, timeout=5)
@@ -568,7 +568,7 @@ async def test_what_is_kept_is_compared_with_the_inbox_alone(server: ValkeyServe
 
 
 async def test_a_key_that_is_no_stream_is_named(server: ValkeyServer) -> None:
-    """OPS-5, SCL-1: events wait, and the doctor says which key is in the way."""
+    """Events wait, and the doctor says which key is in the way (OPS-5, SCL-1)."""
     engine = RedisEngine(server.address)
     sink = engine.sink(lease=30)
     async with server.client() as client:
@@ -582,7 +582,7 @@ async def test_a_key_that_is_no_stream_is_named(server: ValkeyServer) -> None:
 
 
 async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
-    """OPS-5: it is named with the way back, which works."""
+    """It is named with the way back, which works (OPS-5)."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -605,7 +605,7 @@ async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
 
 
 async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_group(server: ValkeyServer) -> None:
-    """OPS-5: what waits, what is held and what came again is seen; a retired handler leaves no group."""
+    """What waits, what is held and what came again is seen; a retired handler leaves no group (OPS-5)."""
     engine = RedisEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=0.2)

@@ -38,7 +38,7 @@ def signatures(signing: str, *accepted: str) -> Signatures:
 
 @given(st.binary(max_size=200), st.text(max_size=20), st.data())
 def test_no_byte_can_be_changed(rest: bytes, channel: str, data: st.DataObject) -> None:
-    """SEC-1: a signature holds for one text on one channel."""
+    """A signature holds for one text on one channel (SEC-1)."""
     ours = signatures(OLD)
     body, _ = ours.signed(b"{" + rest, channel)
     assert ours.verdict(body, channel) is Verdict.OURS
@@ -50,14 +50,14 @@ def test_no_byte_can_be_changed(rest: bytes, channel: str, data: st.DataObject) 
 
 
 def test_channel_and_content_cannot_be_shifted() -> None:
-    """SEC-1: what ends the name of the channel is no part of what follows."""
+    """What ends the name of the channel is no part of what follows (SEC-1)."""
     ours = signatures(OLD)
     body, _ = ours.signed(b"{bc", "a")
     assert ours.verdict(body.replace(b",bc", b",c"), "ab") is Verdict.FORGED
 
 
 def test_rotation_accepts_both_secrets_and_signs_with_the_first() -> None:
-    """SEC-1: add the new one, let it sign, remove the old one: nothing is refused on the way."""
+    """Add the new one, let it sign, remove the old one: nothing is refused on the way (SEC-1)."""
     event = outgoing().body
     before, adding, signing, after = signatures(OLD), signatures(OLD, NEW), signatures(NEW, OLD), signatures(NEW)
     for sender, receivers in ((before, (adding,)), (adding, (before, signing)), (signing, (adding, after))):
@@ -69,14 +69,14 @@ def test_rotation_accepts_both_secrets_and_signs_with_the_first() -> None:
 
 
 def test_signature_is_an_attribute_of_a_cloudevent() -> None:
-    """SCL-2: what is sent is still a CloudEvent, for consumers that know nothing of signatures."""
+    """What is sent is still a CloudEvent, for consumers that know nothing of signatures (SCL-2)."""
     body, mark = signatures(OLD).signed(outgoing(7).body, CHANNEL)
     event = json.loads(body)
     assert event["hfsignature"].split(".")[2].startswith(mark) and event["data"] == {"number": 7}
 
 
 def test_keys_of_foreign_events_are_nobodys() -> None:
-    """SEC-1: they can be worked out by who knows the database's secret alone."""
+    """They can be worked out by who knows the database's secret alone (SEC-1)."""
     here, there = signatures(OLD), Signatures()
     there.use(OLD.encode(), (), b"another database's")
     assert here.apart("k") == here.apart("k") != there.apart("k")
@@ -90,14 +90,14 @@ def test_keys_of_foreign_events_are_nobodys() -> None:
     "wrong", [("short",), (OLD, ""), (OLD + "\n",), (f"{OLD}\u00e4",), OLD, ("x" * 1025,), (OLD,) * 11]
 )
 def test_secrets_that_are_refused_are_not_quoted(wrong: Any) -> None:
-    """SEC-1: an error names the place, and no secret."""
+    """An error names the place, and no secret (SEC-1)."""
     with pytest.raises(ConfigurationError, match="relay_secrets") as refusal:
         WorkerSettings(relay_secrets=wrong)
     assert not any(each and each.strip() in str(refusal.value) for each in wrong if len(each) > 1)
 
 
 def test_secrets_are_shown_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SEC-1: neither the settings nor what is made of them show a secret."""
+    """Neither the settings nor what is made of them show a secret (SEC-1)."""
     monkeypatch.setenv("HOLDFAST_RELAY_SECRETS", f"{NEW}, {OLD}")
     settings = WorkerSettings(relay_secrets=environment.relay_secrets())
     assert settings.relay_secrets == (NEW, OLD)
@@ -144,7 +144,7 @@ async def refused(conn: asyncpg.Connection, verdict: Verdict) -> bool:
 async def test_what_no_relay_of_ours_has_signed_is_kept_and_told(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SEC-1: a message in the form of a relay's that is not signed, or by another, is a dead letter."""
+    """A message in the form of a relay's that is not signed, or by another, is a dead letter (SEC-1)."""
     got: list[EventEnvelope] = []
     facts = Facts()
     event = replace(outgoing(1), channel=CHANNEL)
@@ -162,7 +162,7 @@ async def test_what_no_relay_of_ours_has_signed_is_kept_and_told(
 async def test_headers_do_not_change_how_a_signed_message_is_read(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SEC-1: attributes beside the signed ones are not believed."""
+    """Attributes beside the signed ones are not believed (SEC-1)."""
     got: list[EventEnvelope] = []
     body, _ = signatures(OLD).signed(outgoing(1).body, CHANNEL)
     lies = {"ce-specversion": "1.0", "ce-hfcycle": "0", "ce-id": str(outgoing().event_id), "ce-source": "shop"}
@@ -179,7 +179,7 @@ async def test_headers_do_not_change_how_a_signed_message_is_read(
 async def test_databases_that_share_a_secret_accept_each_others_messages(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SCL-2: a consumer with another database names the relay's secret; with several, a rotation refuses nothing."""
+    """A consumer with another database names the relay's secret; with several, a rotation refuses nothing (SCL-2)."""
     got: list[EventEnvelope] = []
     async with running(dsn, registry_of(got), **OPTIONS, relay_secrets=(NEW, OLD)):
         await moved(conn, broker)
@@ -196,7 +196,7 @@ async def test_databases_that_share_a_secret_accept_each_others_messages(
 
 
 async def test_foreign_events_hold_up_nothing(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SEC-1: neither their ids nor their partition keys meet those of real events, whatever they say."""
+    """Neither their ids nor their partition keys meet those of real events, whatever they say (SEC-1)."""
     got: list[EventEnvelope] = []
     foreign = {"specversion": "1.0", "id": "k-1", "source": "shop", "type": "order.placed", "partitionkey": "order-1"}
     async with running(dsn, registry_of(got), **OPTIONS):
@@ -224,7 +224,7 @@ async def keys(conn: asyncpg.Connection) -> RelayKeys:
 
 
 async def test_rotation_in_the_database(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SEC-1: a new secret is accepted a minute before it signs, an old one for 30 days, or two minutes more."""
+    """A new secret is accepted a minute before it signs, an old one for 30 days, or two minutes more (SEC-1)."""
     first = await keys(conn)
     assert list(first.accepted) == [first.signing] and len(first.signing) == 32
     async with Operator(dsn, actor="ann@example.com") as operator:
@@ -248,7 +248,7 @@ async def test_rotation_in_the_database(dsn: str, conn: asyncpg.Connection, brok
 async def test_a_worker_learns_a_new_secret_by_its_first_message(
     dsn: str, conn: asyncpg.Connection, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SEC-1: a message that is signed with a secret which came after the last look is no forgery."""
+    """A message that is signed with a secret which came after the last look is no forgery (SEC-1)."""
     monkeypatch.setattr("holdfast.worker.relay_secrets._EVERY", 3600.0)
     monkeypatch.setattr("holdfast.worker.relay_secrets._AT_MOST_EVERY", 0.0)
     got: list[EventEnvelope] = []
@@ -264,7 +264,7 @@ async def test_a_worker_learns_a_new_secret_by_its_first_message(
 
 
 async def test_id_at_the_broker_cannot_be_known_before(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """SEC-1: who knows an event's id cannot have the broker take it for a double."""
+    """Who knows an event's id cannot have the broker take it for a double (SEC-1)."""
     got: list[EventEnvelope] = []
     async with running(dsn, registry_of(got), **OPTIONS):
         await moved(conn, broker)
@@ -275,7 +275,7 @@ async def test_id_at_the_broker_cannot_be_known_before(dsn: str, conn: asyncpg.C
 
 
 async def test_rotation_by_its_command(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, OPS-1: `relay rotate` asks first, shows no secret, and leaves a line in the audit."""
+    """`relay rotate` asks first, shows no secret, and leaves a line in the audit (SEC-1, OPS-1)."""
     first = await keys(conn)
     code, said = await holdfast(dsn, "relay", "rotate", "--dry-run")
     assert (code, said.splitlines()[-1]) == (0, "a new secret would be made; 2 secrets would be accepted now")

@@ -85,7 +85,7 @@ async def through_broker(conn: asyncpg.Connection, substrate: str | None, count:
 
 
 async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
-    """SCL-2: one setting, and the same handlers get the same envelopes from the broker, each once."""
+    """One setting, and the same handlers get the same envelopes from the broker, each once (SCL-2)."""
     registry, got = HandlerRegistry(), []
     contexts: list[HandlerContext] = []
 
@@ -112,7 +112,7 @@ async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substra
 async def test_transaction_of_a_handler_commits_with_its_event(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """LSN-5, SCL-2: what a handler writes in `tx` and the inbox commit together, and a retry writes once."""
+    """What a handler writes in `tx` and the inbox commit together, and a retry writes once (LSN-5, SCL-2)."""
     await make_tables(conn)
     registry, runs = HandlerRegistry(), []
 
@@ -136,7 +136,7 @@ async def test_transaction_of_a_handler_commits_with_its_event(
 async def test_failures_are_dead_letters_and_replayed(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """SCL-2: terminal failures stand in the outbox as dead letters, and a replay runs them."""
+    """Terminal failures stand in the outbox as dead letters, and a replay runs them (SCL-2)."""
     registry, broken, done = HandlerRegistry(), True, []
 
     @registry.handler("order.placed", name="billing.charge_card", retry=QUICK)
@@ -190,7 +190,7 @@ async def test_an_event_is_snoozed_and_retried_after_a_timeout(
 async def test_events_of_one_key_are_handled_in_order(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """LSN-9: events of one key are handled in order, whatever carries the others."""
+    """Events of one key are handled in order, whatever carries the others (LSN-9)."""
     registry = HandlerRegistry()
     got: dict[str, list[int]] = {}
 
@@ -212,7 +212,7 @@ async def test_events_of_one_key_are_handled_in_order(
 async def test_stopping_gives_back_what_has_not_begun(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """LSN-4: a worker that stops finishes what runs, and another one handles the rest."""
+    """A worker that stops finishes what runs, and another one handles the rest (LSN-4)."""
     registry, done, gate = HandlerRegistry(), [], asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge_card", concurrency=5)
@@ -234,7 +234,9 @@ async def test_stopping_gives_back_what_has_not_begun(
 async def test_what_a_dead_worker_had_taken_is_handled_once(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """SCL-2, LSN-3: what was delivered and never acknowledged comes again, and its attempts are counted in the lane."""
+    """What was delivered and never acknowledged comes again, and its attempts are counted in the lane (SCL-2,
+    LSN-3).
+    """
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -286,7 +288,7 @@ async def _taken(source: Source, taken: list[Received]) -> bool:
 async def test_events_for_a_limited_handler_wait_in_its_lane(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """LSN-10: limits of the fleet hold behind a broker: the database keeps them."""
+    """Limits of the fleet hold behind a broker: the database keeps them (LSN-10)."""
     registry, at_once, most, done = HandlerRegistry(), 0, 0, []
 
     @registry.handler("order.placed", name="billing.charge_card", fleet_concurrency=2)
@@ -339,7 +341,7 @@ async def _equal(conn: asyncpg.Connection, query: str, expected: object) -> bool
 async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
     dsn: str, conn: asyncpg.Connection, substrate: str
 ) -> None:
-    """SCL-2: a message that cannot be read is kept, and stops nothing."""
+    """A message that cannot be read is kept, and stops nothing (SCL-2)."""
     import nats
 
     registry, got, facts = HandlerRegistry(), [], Facts()
@@ -372,7 +374,7 @@ async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
 async def test_who_writes_to_the_broker_can_neither_forge_nor_suppress_an_event(
     dsn: str, conn: asyncpg.Connection, substrate: str
 ) -> None:
-    """SEC-1, SCL-2: what no relay has signed is kept, not handled, and keeps no real event from being handled."""
+    """What no relay has signed is kept, not handled, and keeps no real event from being handled (SEC-1, SCL-2)."""
     registry, got, facts, channel = HandlerRegistry(), [], Facts(), DEFAULTS.served_channels[0]
 
     @registry.handler("order.placed", name="billing.charge_card")

@@ -23,7 +23,9 @@ PUBLISHER = Publisher("ledger")
 async def test_effects_happen_once_in_every_library(
     dsn: str, conn: asyncpg.Connection, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-2, LSN-13: writes, what is published, and the inbox row are one commit; a failure is a row of the handler."""
+    """Writes, what is published, and the inbox row are one commit; a failure is a row of the handler (SCL-2,
+    LSN-13).
+    """
     broker = Broker(doubles=2)
     monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: broker)
     await conn.execute(TABLE)
@@ -62,7 +64,7 @@ async def test_effects_happen_once_in_every_library(
 async def test_answer_to_a_commit_that_is_lost_is_found_out(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-5: a session that is cut at its commit leaves one effect, and no message behind."""
+    """A session that is cut at its commit leaves one effect, and no message behind (LSN-5)."""
     broker = Broker()
     monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: broker)
     await conn.execute(TABLE)

@@ -68,7 +68,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 @given(stories())
 def test_a_story_without_faults(story: Story) -> None:
-    """P1, P2: nothing is found where nothing is wrong, and every event is accounted for."""
+    """Nothing is found where nothing is wrong, and every event is accounted for (P1, P2)."""
     verdict = story.check()
     assert (verdict.lost, verdict.unexpected) == ([], [])
     assert (verdict.effect_duplicates, verdict.delivery_duplicates) == (0, 0)
@@ -83,7 +83,7 @@ def test_a_story_without_faults(story: Story) -> None:
 
 @given(stories(), st.data())
 def test_a_lost_effect_is_found(story: Story, data: st.DataObject) -> None:
-    """P1: whichever effect is taken away, and however its delivery went."""
+    """Whichever effect is taken away, and however its delivery went (P1)."""
     if not story.effects:
         return
     gone = data.draw(st.sampled_from(story.effects))
@@ -95,7 +95,7 @@ def test_a_lost_effect_is_found(story: Story, data: st.DataObject) -> None:
 
 @given(stories(), st.data())
 def test_a_lost_delivery_is_found(story: Story, data: st.DataObject) -> None:
-    """P1: a row that is marked as delivered counts for nothing; the handler has to have seen it."""
+    """A row that is marked as delivered counts for nothing; the handler has to have seen it (P1)."""
     plain = [each for each in story.deliveries if each[:2] not in story.effects]
     if not plain:
         return
@@ -106,7 +106,7 @@ def test_a_lost_delivery_is_found(story: Story, data: st.DataObject) -> None:
 
 @given(stories(), st.data())
 def test_a_lost_poison_is_found(story: Story, data: st.DataObject) -> None:
-    """P1, A3: what has to fail must be among the failed ones: not pending, not delivered, not gone."""
+    """What has to fail must be among the failed ones: not pending, not delivered, not gone (P1, A3)."""
     failed = [each for each in story.rows if each.status == "failed" and each.reason != "expired"]
     if not failed:
         return
@@ -120,7 +120,7 @@ def test_a_lost_poison_is_found(story: Story, data: st.DataObject) -> None:
 
 @given(stories(), st.data())
 def test_an_unexpected_delivery_is_found(story: Story, data: st.DataObject) -> None:
-    """P1: what was rolled back, or never attempted, must not come out."""
+    """What was rolled back, or never attempted, must not come out (P1)."""
     committed = {each.key for each in story.history if each.outcome in COMMITTED}
     never = [each for each in story.history if each.key not in committed]
     never.append(Published("999", data.draw(st.sampled_from(PUBLISHED)), "aborted", 0.0))
@@ -135,7 +135,7 @@ def test_an_unexpected_delivery_is_found(story: Story, data: st.DataObject) -> N
 
 @given(stories(), st.data())
 def test_what_another_handler_got_is_unexpected(story: Story, data: st.DataObject) -> None:
-    """P1: an event that came to a handler it is not owed to."""
+    """An event that came to a handler it is not owed to (P1)."""
     if not story.deliveries:
         return
     handler, key, row = data.draw(st.sampled_from(story.deliveries))
@@ -145,7 +145,7 @@ def test_what_another_handler_got_is_unexpected(story: Story, data: st.DataObjec
 
 @given(stories(), st.data())
 def test_duplicates_are_counted(story: Story, data: st.DataObject) -> None:
-    """P2: effects by handler and key, deliveries by row: a key that was published twice has two rows."""
+    """Effects by handler and key, deliveries by row: a key that was published twice has two rows (P2)."""
     effects = data.draw(st.lists(st.sampled_from(story.effects), max_size=5)) if story.effects else []
     deliveries = data.draw(st.lists(st.sampled_from(story.deliveries), max_size=5)) if story.deliveries else []
     story.effects += effects
@@ -159,7 +159,7 @@ def test_duplicates_are_counted(story: Story, data: st.DataObject) -> None:
 
 
 def test_every_kind_of_trouble_has_a_fate() -> None:
-    """A3: no event is published of which nobody knows what must become of it."""
+    """No event is published of which nobody knows what must become of it (A3)."""
     assert all(OWED[event_type] for event_type in TROUBLES)
 
 
@@ -179,7 +179,7 @@ def test_every_kind_of_trouble_has_a_fate() -> None:
     ],
 )
 def test_what_was_seen_and_what_happened(tmp_path: Path, seen: str | None, committed: bool, outcome: str) -> None:
-    """P1: the business row decides about what no producer knows, and about nothing else."""
+    """The business row decides about what no producer knows, and about nothing else (P1)."""
     history = History(tmp_path / "history.jsonl")
     keys = history.keys(2)
     number = history.attempt([(key, "parcel.sent") for key in keys])
@@ -196,7 +196,7 @@ def test_what_was_seen_and_what_happened(tmp_path: Path, seen: str | None, commi
 
 
 def test_recovery_is_timed_from_the_death() -> None:
-    """P3: each row until it is somebody else's, or settled; what was not held at the death does not count."""
+    """Each row until it is somebody else's, or settled; what was not held at the death does not count (P3)."""
     samples = [
         Sample(0.9, {"a": {"1", "2"}, "b": {"3"}}),
         Sample(1.1, {"a": {"1", "2"}, "b": {"3"}}),
@@ -209,13 +209,13 @@ def test_recovery_is_timed_from_the_death() -> None:
 
 
 def test_recovery_does_not_count_time_without_a_database() -> None:
-    """P3, P7: nobody can claim from a server that is down."""
+    """Nobody can claim from a server that is down (P3, P7)."""
     samples = [Sample(1.0, {"a": {"1"}}), Sample(9.0, {"a": {"1"}}), Sample(9.5, {})]
     assert recoveries(samples, [Death(0.9, 0, "a", -9, True)]) == pytest.approx([0.5])
 
 
 def test_in_flight_is_what_was_held_around_the_fault() -> None:
-    """P2: the most that the worker, or all of them, held in the second before and right after."""
+    """The most that the worker, or all of them, held in the second before and right after (P2)."""
     samples = [Sample(0.0, {"a": set("12345")}), Sample(1.5, {"a": {"1", "2"}, "b": {"3"}}), Sample(2.1, {"a": {"1"}})]
     assert in_flight(samples, 2.0) == 3
     assert in_flight(samples, 2.0, "a") == 2

@@ -146,7 +146,7 @@ async def handled_once(dsn: str, conn: asyncpg.Connection, wanted: Counter[int])
 
 @pytest.mark.parametrize("operation", [publish, publish_with_psycopg, publish_with_key, publish_many])
 async def test_a_producer_is_cut_off_at_every_message(dsn: str, conn: asyncpg.Connection, operation: Operation) -> None:
-    """P1, PUB-1, PUB-2: what was acknowledged is there; of the rest, the order and its events are, or neither."""
+    """What was acknowledged is there; of the rest, the order and its events are, or neither (P1, PUB-1, PUB-2)."""
     await make_tables(conn)
     await conn.execute("CREATE TABLE orders (n int, events int)")
     planned, acknowledged = await sweep(dsn, conn, operation)
@@ -168,7 +168,7 @@ async def test_a_producer_is_cut_off_at_every_message(dsn: str, conn: asyncpg.Co
 
 
 async def test_an_operator_is_cut_off_at_every_message_of_a_replay(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-3: it has happened or it has not; asked for once more, it has happened once."""
+    """It has happened or it has not; asked for once more, it has happened once (DLQ-3)."""
     await make_tables(conn)
     ids: dict[int, UUID] = {}
     turn = asyncio.Lock()
@@ -395,7 +395,9 @@ def planned(learned: dict[Job, Watch], *, ended_by_server: bool) -> Iterator[Job
 
 @pytest.mark.timeout(300)
 async def test_a_worker_is_cut_off_at_every_message(dsn: str, conn: asyncpg.Connection) -> None:
-    """P1, P2, P8, LSN-2, LSN-3, LSN-5, LSN-7: it recovers by itself, and nothing is lost, doubled or left in flight."""
+    """It recovers by itself, and nothing is lost, doubled or left in flight (P1, P2, P8, LSN-2, LSN-3, LSN-5,
+    LSN-7).
+    """
     await make_tables(conn)
     runs: Counter[UUID] = Counter()
     facts, control = Facts(), Control(conn)

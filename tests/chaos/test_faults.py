@@ -91,7 +91,7 @@ async def test_a_line_passes_and_counts(line: Line, connect: Connect) -> None:
 
 
 async def test_cut(line: Line, connect: Connect) -> None:
-    """B2: the connections of this moment are reset, later ones pass."""
+    """The connections of this moment are reset, later ones pass (B2)."""
     stream = await connect()
     await say(stream, b"hello")
     assert line.cut() == 1
@@ -100,7 +100,7 @@ async def test_cut(line: Line, connect: Connect) -> None:
 
 
 async def test_refuse(line: Line, connect: Connect) -> None:
-    """P7: nobody gets through until it is healed, and every attempt is counted."""
+    """Nobody gets through until it is healed, and every attempt is counted (P7)."""
     assert line.refuse() == 0
     for _ in range(3):
         assert await is_reset(await connect())
@@ -110,7 +110,7 @@ async def test_refuse(line: Line, connect: Connect) -> None:
 
 
 async def test_freeze(line: Line, connect: Connect, heard: list[bytes]) -> None:
-    """B3: half-open: nothing passes in either direction, and nobody is told before it is healed."""
+    """Half-open: nothing passes in either direction, and nobody is told before it is healed (B3)."""
     stream = await connect()
     await say(stream, b"hello")
     assert line.freeze() == 1
@@ -123,7 +123,7 @@ async def test_freeze(line: Line, connect: Connect, heard: list[bytes]) -> None:
 
 
 async def test_swallow(line: Line, connect: Connect, heard: list[bytes]) -> None:
-    """B3: new connections are half-open, too."""
+    """New connections are half-open, too (B3)."""
     line.freeze(swallow=True)
     stream = await connect()
     stream[1].write(b"hello")
@@ -134,7 +134,7 @@ async def test_swallow(line: Line, connect: Connect, heard: list[bytes]) -> None
 
 
 async def test_mute(line: Line, connect: Connect, heard: list[bytes]) -> None:
-    """P1: what was asked for is done, and the answer never comes."""
+    """What was asked for is done, and the answer never comes (P1)."""
     stream = await connect()
     await say(stream, b"hello")
     assert line.mute() == 1
@@ -146,7 +146,7 @@ async def test_mute(line: Line, connect: Connect, heard: list[bytes]) -> None:
 
 
 def test_a_seed_draws_the_same_again() -> None:
-    """P1: numbers of one purpose do not move when another purpose draws more or less."""
+    """Numbers of one purpose do not move when another purpose draws more or less (P1)."""
 
     def draws() -> list[list[float]]:
         purposes = [numbers(seed, purpose) for seed in (1, 2) for purpose in ("lane/0", "lane/1")]
@@ -157,7 +157,7 @@ def test_a_seed_draws_the_same_again() -> None:
 
 
 def test_producers_draw_everything_there_is() -> None:
-    """P1: rollbacks, savepoints, open transactions, twins, delays and expiries are all part of the load."""
+    """Rollbacks, savepoints, open transactions, twins, delays and expiries are all part of the load (P1)."""
 
     class Keys:
         n = 0
@@ -257,7 +257,7 @@ def test_the_mix_has_every_fault_that_can_be_beside_others() -> None:
 
 
 async def test_a_log_that_nobody_reads(tmp_path: Path) -> None:
-    """T16: the pipe takes no more than it holds until it is read again, and nothing of it is missing then."""
+    """The pipe takes no more than it holds until it is read again, and nothing of it is missing then (T16)."""
     pipe = LogPipe(tmp_path / "worker.log")
     pipe.hold()
     os.set_blocking(pipe.writing, False)
@@ -274,7 +274,7 @@ async def test_a_log_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_clock_add_up(tmp_path: Path) -> None:
-    """T14: what is stepped back and forward again is where it was."""
+    """What is stepped back and forward again is where it was (T14)."""
     clock = ServerClock(tmp_path / "clock")
     for step, told in ((7200, "+7200"), (-3600, "+3600"), (-7200, "-3600"), (3600, "+0")):
         clock.step(step)

@@ -16,7 +16,7 @@ def lines(*texts: str) -> list[Mark]:
 
 
 def test_calls_that_are_allowed() -> None:
-    """LSN-9: retries, a dead letter that is replayed, and what a killed process may have left unsettled."""
+    """Retries, a dead letter that is replayed, and what a killed process may have left unsettled (LSN-9)."""
     story = lines(
         *("began 1 by 7", "retried 1 by 7", "began 1 by 8", "rejected 1 by 8", "began 1 by 7", "done 1 by 7"),
         *("began 1 by 8", "done 1 by 8", "began 2 by 8", "began 2 by 9", "done 2 by 9", "began 3 by 9", "done 3 by 9"),
@@ -35,13 +35,13 @@ def test_calls_that_are_allowed() -> None:
     ],
 )
 def test_calls_that_are_not_allowed(story: tuple[str, ...]) -> None:
-    """LSN-9: one behind the head, two at once, and one again whose process lives."""
+    """One behind the head, two at once, and one again whose process lives (LSN-9)."""
     found, finished = violations(lines(*story), KEYS, {})
     assert (len(found), finished) == (1, 0)
 
 
 def test_calls_end_with_their_process() -> None:
-    """LSN-10: a call that was killed counts until then."""
+    """A call that was killed counts until then (LSN-10)."""
     found = calls(lines("began 1 by 7", "began 2 by 8", "done 1 by 7"), {8: 1.5})
     assert found == [Call("h", "1", 0.0, 2.0), Call("h", "2", 1.0, 1.5)]
     assert most_at_once(found, 0.0, 2.0) == 2

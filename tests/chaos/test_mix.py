@@ -19,7 +19,7 @@ def chaos(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[
 
 @pytest.mark.timeout(120)
 def test_nothing_is_lost_by_a_mix_of_faults() -> None:
-    """P1, P2, P8: no event lost, none unexpected, no effect twice, nothing left behind."""
+    """No event lost, none unexpected, no effect twice, nothing left behind (P1, P2, P8)."""
     run = chaos("--seed", "20", "--for", "15", "--json")
     found = json.loads(run.stdout.splitlines()[-1])
     assert run.returncode == 0, f"{found['problems']}\n{run.stderr}"
@@ -31,7 +31,7 @@ def test_nothing_is_lost_by_a_mix_of_faults() -> None:
 
 
 def test_every_scenario_names_its_promise() -> None:
-    """RUN-2: the list says what can be run here, and what each scenario proves."""
+    """The list says what can be run here, and what each scenario proves (RUN-2)."""
     run = chaos("--list")
     assert run.returncode == 0, run.stderr
     for name in (

@@ -29,7 +29,7 @@ def sight(owed: str, effects: str, open_: int = 0) -> Sight:
 
 
 def test_an_event_is_owed_by_its_business_row() -> None:
-    """P1, P2: what has no effect is missing, what has two happened twice, whoever else wrote effects."""
+    """What has no effect is missing, what has two happened twice, whoever else wrote effects (P1, P2)."""
     assert (sight("abc", "abc").missing, sight("abc", "abc").twice) == (0, 0)
     assert (sight("abc", "aab").missing, sight("abc", "aab").twice) == (1, 1)
     assert sight("abc", "abbb").twice == 2
@@ -37,14 +37,14 @@ def test_an_event_is_owed_by_its_business_row() -> None:
 
 
 def test_done_is_what_both_the_effects_and_the_system_say() -> None:
-    """P1: an event that waits to be delivered once more is not over when its effect is there."""
+    """An event that waits to be delivered once more is not over when its effect is there (P1)."""
     assert sight("ab", "ab").done
     assert not sight("ab", "a").done
     assert not sight("ab", "ab", open_=1).done
 
 
 def test_what_a_process_is_in_the_middle_of() -> None:
-    """A1: begun by this process and not ended by it; what it was given twice counts while one run is open."""
+    """Begun by this process and not ended by it; what it was given twice counts while one run is open (A1)."""
     notes = [
         *(Note("begin", key, 1.0, 7) for key in "abcd"),
         *(Note("end", key, 2.0, 7) for key in "ac"),
@@ -82,7 +82,7 @@ def test_what_a_process_is_in_the_middle_of() -> None:
     ],
 )
 def test_what_was_seen_is_said(fault: str, change: dict[str, Any], said: str) -> None:
-    """RUN-2: each cell of the table is a plain fact with its figure, the bad ones in bold."""
+    """Each cell of the table is a plain fact with its figure, the bad ones in bold (RUN-2)."""
     assert said in FAULTS[fault].tell(FIGURES | change)
 
 
@@ -94,7 +94,7 @@ def run_of(**change: Any) -> report.Run:
 
 
 def test_the_table_has_every_system_and_every_fault() -> None:
-    """RUN-2: versions and settings stand beside the figures."""
+    """Versions and settings stand beside the figures (RUN-2)."""
     head, _, *rows = report.table(run_of())
     assert all(f"{name} 1.0" in head for name in SYSTEMS)
     assert {row.count(" | ") for row in rows} == {len(SYSTEMS)}
@@ -106,7 +106,7 @@ def test_every_fault_has_its_turn() -> None:
 
 
 def test_a_part_of_a_run_is_no_report() -> None:
-    """RUN-2: a table with a system or a fault left out is not published."""
+    """A table with a system or a fault left out is not published (RUN-2)."""
     whole = run_of()
     assert report.is_complete(whole)
     assert not report.is_complete(run_of(faults={"kill": whole["faults"]["kill"]}))
@@ -114,7 +114,7 @@ def test_a_part_of_a_run_is_no_report() -> None:
 
 
 def test_a_broken_promise_of_our_own_is_found() -> None:
-    """P1, P2: what others do is a fact; what Holdfast does is a promise."""
+    """What others do is a fact; what Holdfast does is a promise (P1, P2)."""
     assert report.broken(run_of()) == []
     ours = {"kill": {"holdfast": FIGURES | {"delivered": 39}, "pgqueuer": FIGURES}}
     theirs = {"kill": {"holdfast": FIGURES, "pgqueuer": FIGURES | {"twice": 3}}}
@@ -124,7 +124,7 @@ def test_a_broken_promise_of_our_own_is_found() -> None:
 
 
 def test_the_page_keeps_what_is_around_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RUN-2: a report renews its own section, and no other."""
+    """A report renews its own section, and no other (RUN-2)."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\noutdated\n{report.END}\nafter\n")
     monkeypatch.setattr(report, "PAGE", page)
@@ -143,7 +143,7 @@ def test_the_page_has_the_markers() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS.values(), ids=lambda system: system.name)
 def test_programs_import_nothing_of_ours_but_the_story(system: Any) -> None:
-    """RUN-2: they run in environments in which Holdfast is not installed."""
+    """They run in environments in which Holdfast is not installed (RUN-2)."""
     source = ROOT.joinpath(*system.program.split(".")).with_suffix(".py").read_text()
     imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name for name in imported if name.split(".")[0] in ("chaos", "benchmarks", "holdfast", "tests")}
@@ -152,7 +152,7 @@ def test_programs_import_nothing_of_ours_but_the_story(system: Any) -> None:
 
 
 async def test_the_story_is_told() -> None:
-    """A2, D1: with Holdfast, which needs no other environment: one effect, and a null character refused in time."""
+    """With Holdfast, which needs no other environment: one effect, and a null character refused in time (A2, D1)."""
     names = ("acknowledgement", "null")
     run = await play(3, [HOLDFAST], [FAULTS[name] for name in names])
     acknowledged, null = (run["faults"][name]["holdfast"] for name in names)

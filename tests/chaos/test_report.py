@@ -1,4 +1,4 @@
-"""RUN-2: what the record of chaos runs says about itself."""
+"""What the record of chaos runs says about itself (RUN-2)."""
 
 from chaos import report
 
@@ -8,7 +8,7 @@ def run_of(scenario: str, seed: int, seconds: float = 6.0) -> report.Run:
 
 
 def test_the_commands_make_every_run_again() -> None:
-    """RUN-2: a line for neighbouring seeds, and for the scenarios that were run with the same ones."""
+    """A line for neighbouring seeds, and for the scenarios that were run with the same ones (RUN-2)."""
     runs = [
         *(run_of("mix", seed) for seed in (3, 1, 2, 7)),
         *(run_of(name, seed) for seed in (1, 2) for name in ("transactions_session", "transactions_django")),
@@ -25,13 +25,13 @@ def test_the_commands_make_every_run_again() -> None:
 
 
 def test_the_record_gives_the_commands_that_are_published() -> None:
-    """RUN-2: the page shows what the record says."""
+    """The page shows what the record says (RUN-2)."""
     page = report.PAGE.read_text()
     assert report.measured(report.recorded()) in page
 
 
 def test_times_of_a_busy_machine_are_left_out() -> None:
-    """RUN-2: what was lost or happened twice counts all the same."""
+    """What was lost or happened twice counts all the same (RUN-2)."""
     quiet, busy = ({"scenario": "deploy", "figures": {"stop_idle_s": each}} for each in (0.5, 4.0))
     assert report.worst([quiet, {**busy, "busy": True}], "stop_idle_s") == "0.5"
     assert report.worst([quiet, busy], "stop_idle_s", "deploy") == "4"

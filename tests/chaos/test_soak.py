@@ -36,7 +36,7 @@ def samples(**growth: float) -> list[Sample]:
 
 
 def test_a_steady_run_has_no_problem() -> None:
-    """T36: the inbox grows by each event, and by the same for each."""
+    """The inbox grows by each event, and by the same for each (T36)."""
     assert growing(quarters(samples())) == []
 
 
@@ -50,13 +50,13 @@ def test_what_grows_is_named(figure: str, amount: float) -> None:
 
 
 def test_a_batch_has_each_kind_in_its_share() -> None:
-    """T36: the effects of a run are counted by it."""
+    """The effects of a run are counted by it (T36)."""
     kinds = [event.event_type for event in batch(7 * BATCH)]
     assert {kind: kinds.count(kind) for kind in KINDS} == KINDS
 
 
 def test_a_short_run_handles_every_event() -> None:
-    """T36, in small: quarters of a second show no growth, but every event must be handled, and every effect once."""
+    """Quarters of a second show no growth, but every event must be handled, and every effect once (T36, in small)."""
     result = asyncio.run(soak(total=4 * BATCH, rate=1000, every=0.25))
     assert result["events"] == 4 * BATCH
     assert result["effects"] == 4 * KINDS["soak.transactional"]

@@ -80,7 +80,7 @@ def problem(response: httpx.Response, status: int) -> dict[str, Any]:
 
 
 async def test_every_read_answers_as_its_schema_says(api: Client, conn: asyncpg.Connection) -> None:
-    """OPS-3: the OpenAPI document describes what is sent, with a little of everything in the database."""
+    """The OpenAPI document describes what is sent, with a little of everything in the database (OPS-3)."""
     (id,) = await fail(conn)
     await api.change("plans.create", ids=[str(id)])
     await api.change("failed.note", group=f"{HANDLER}/x", note=None)
@@ -119,7 +119,7 @@ async def test_every_read_answers_as_its_schema_says(api: Client, conn: asyncpg.
 
 
 async def test_prometheus_can_scrape_it(api: Client, conn: asyncpg.Connection) -> None:
-    """OBS-2: with a token, and the header that Prometheus sends; everyone else gets JSON."""
+    """With a token, and the header that Prometheus sends; everyone else gets JSON (OBS-2)."""
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
     found = await api.get("/metrics", headers=api.as_("viewer") | {"accept": accept})
     assert found.status_code == 200 and found.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -129,7 +129,7 @@ async def test_prometheus_can_scrape_it(api: Client, conn: asyncpg.Connection) -
 
 
 async def test_a_change_is_made_and_audited_under_the_name_of_who_asks(api: Client, conn: asyncpg.Connection) -> None:
-    """OPS-3, DLQ-6: with its reason; a dry run changes nothing."""
+    """With its reason; a dry run changes nothing (OPS-3, DLQ-6)."""
     ids = [str(id) for id in await fail(conn, 3)]
     tried = await api.change("failed.replay", "operator", handler=HANDLER, dry_run=True)
     assert tried.status_code == 200 and len(tried.json()["moved"]) == 3 and await states(conn) == {"failed": 3}
@@ -142,7 +142,7 @@ async def test_a_change_is_made_and_audited_under_the_name_of_who_asks(api: Clie
 
 
 async def test_pages_follow_each_other_and_have_a_bound(api: Client, conn: asyncpg.Connection) -> None:
-    """OPS-3, S9: cursors, and at most 200 on a page."""
+    """Cursors, and at most 200 on a page (OPS-3, S9)."""
     ids = {str(id) for id in await fail(conn, 5)}
     for verb, named in (("failed.list", "events"), ("events.search", "events")):
         seen: list[str] = []
@@ -162,7 +162,7 @@ async def test_pages_follow_each_other_and_have_a_bound(api: Client, conn: async
 
 @pytest.mark.parametrize("role", [None, "viewer", "operator", "admin", "unknown"])
 async def test_roles_are_checked_before_anything_is_read(api: Client, role: str | None) -> None:
-    """OPS-3, S11: each verb for each role; who may not gets no other answer, whatever the arguments are."""
+    """Each verb for each role; who may not gets no other answer, whatever the arguments are (OPS-3, S11)."""
     for name, verb in VERBS.items():
         call = api.change if verb.changes else api.read
         # Nonsense: whoever may use the verb is told so, and nobody else.
@@ -177,7 +177,7 @@ async def test_roles_are_checked_before_anything_is_read(api: Client, role: str 
 
 
 async def test_only_a_bearer_token_opens_the_door(api: Client) -> None:
-    """S10, S12: a cookie never does, so that no site can act for a browser; nor do two tokens, or other schemes."""
+    """A cookie never does, so that no site can act for a browser; nor do two tokens, or other schemes (S10, S12)."""
     path = "/status"
     for headers in (
         {"cookie": "holdfast=admin; session=admin"},
@@ -195,7 +195,7 @@ async def test_only_a_bearer_token_opens_the_door(api: Client) -> None:
 
 
 async def test_the_host_is_checked(dsn: str) -> None:
-    """S15: also with a token, also on loopback."""
+    """Also with a token, also on loopback (S15)."""
     async with serving(dsn, allowed_hosts=["ops.example.org"]) as api:
         for host, status in (("evil.example", 421), ("ops.example.org", 200), ("localhost:8424", 200), ("[::1]", 200)):
             response = await api.get("/notify/show", headers={**api.as_("viewer"), "host": host})
@@ -206,7 +206,7 @@ async def test_the_host_is_checked(dsn: str) -> None:
 
 
 async def test_viewers_see_the_shape_of_payloads(dsn: str, conn: asyncpg.Connection) -> None:
-    """S11: keys, types and sizes; the values are for operators, and a hook has the first word."""
+    """Keys, types and sizes; the values are for operators, and a hook has the first word (S11)."""
     (id,) = await fail(conn)
     secret = json.dumps({"card": "4111111111111111", "lines": [{"qty": 2}]})
     await conn.execute("UPDATE core.outbox SET payload = $1::text::jsonb, headers = $1::text::jsonb", secret)
@@ -240,7 +240,7 @@ async def test_viewers_see_the_shape_of_payloads(dsn: str, conn: asyncpg.Connect
 
 
 async def test_errors_say_what_to_do_and_tell_no_secrets(dsn: str, api: Client, conn: asyncpg.Connection) -> None:
-    """OPS-3, S7, S8: a status for each kind; no traceback, no payload and no address of the database."""
+    """A status for each kind; no traceback, no payload and no address of the database (OPS-3, S7, S8)."""
     (id,) = await fail(conn)
     assert problem(await api.read("events.show", id="x"), 422)["field"] == "id"
     assert problem(await api.read("events.show", id=ID), 404)["field"] == "id"
@@ -269,7 +269,7 @@ async def test_errors_say_what_to_do_and_tell_no_secrets(dsn: str, api: Client, 
 
 
 async def test_bodies_and_queries_have_bounds(api: Client, dsn: str) -> None:
-    """S9: what is too large, not JSON, or said twice is refused before anything is read."""
+    """What is too large, not JSON, or said twice is refused before anything is read (S9)."""
     headers = {**api.as_("admin"), "content-type": "application/json"}
     for body, status in (
         (b"{", 400),
@@ -293,7 +293,7 @@ async def test_bodies_and_queries_have_bounds(api: Client, dsn: str) -> None:
 
 
 async def test_a_key_makes_a_change_once(api: Client, conn: asyncpg.Connection) -> None:
-    """OPS-3, IDM-1: a retry gets the stored answer; a key belongs to who sent it, and to one request."""
+    """A retry gets the stored answer; a key belongs to who sent it, and to one request (OPS-3, IDM-1)."""
     ids = [str(id) for id in await fail(conn, 2)]
     first = await api.change("failed.replay", "operator", key="retry-1", ids=ids[:1], reason="fixed")
     again = await api.change("failed.replay", "operator", key="retry-1", ids=ids[:1], reason="fixed")
@@ -310,7 +310,7 @@ async def test_a_key_makes_a_change_once(api: Client, conn: asyncpg.Connection) 
 
 
 async def test_the_role_of_operators_is_enough(conn: asyncpg.Connection, logins: Logins) -> None:
-    """OBX-2, OPS-3: for reads, for changes and for the records of requests."""
+    """For reads, for changes and for the records of requests (OBX-2, OPS-3)."""
     ids = [str(id) for id in await fail(conn, 2)]
     async with serving(logins.dsn_of("login_operator")) as api:
         assert (await api.read("status")).status_code == 200
@@ -326,7 +326,7 @@ async def test_the_role_of_operators_is_enough(conn: asyncpg.Connection, logins:
 
 
 async def test_a_console_has_the_api_and_no_browser_s_cookie_opens_it(filled: str, consoles: Any) -> None:
-    """OPS-3, S12: under the prefix of the console, by the tokens of its provider, and with what it may show."""
+    """Under the prefix of the console, by the tokens of its provider, and with what it may show (OPS-3, S12)."""
 
     class ByToken:
         """Knows browsers by whatever they send, and tools by their tokens."""

@@ -82,7 +82,7 @@ def address(postgres_server: SessionServer) -> Iterator[str]:
 
 @pytest.mark.timeout(400)
 def test_the_api_keeps_what_its_document_promises(address: str, tmp_path: Path) -> None:
-    """OPS-3: no error of the server, only documented answers, no argument that the document forbids."""
+    """No error of the server, only documented answers, no argument that the document forbids (OPS-3)."""
     # A conversion of the table has tests of its own.
     document = openapi(verb for name, verb in VERBS.items() if not name.startswith("partitions."))
     (tmp_path / "openapi.json").write_text(json.dumps(document))

@@ -114,9 +114,10 @@ def addresses(shown: tuple[str, str]) -> list[str]:
 def test_every_page_in_every_view(
     browser: Browser, shown: tuple[str, str], addresses: list[str], theme: str, examined: int
 ) -> None:
-    """OPS-2: nothing is complained about, nothing is wider than the screen, and axe finds nothing serious.
+    """Nothing is complained about, nothing is wider than the screen, and axe finds nothing serious.
 
-    Colours and structure are the same at the other width, where axe need not read them again: it takes a second.
+    Colours and structure are the same at the other width, where axe need not read them again: it takes a second
+    (OPS-2).
     """
     axe = Axe()
     found: list[str] = []
@@ -145,7 +146,7 @@ def serious(path: str, answer: dict[str, Any]) -> list[str]:
 
 
 def test_the_keyboard_alone(browser: Browser, shown: tuple[str, str]) -> None:
-    """OPS-2: going, choosing, asking for a replay and not doing it, and the palette."""
+    """Going, choosing, asking for a replay and not doing it, and the palette (OPS-2)."""
     base, _ = shown
     with opened(browser, base) as page:
         page.goto("/")
@@ -177,7 +178,7 @@ def test_the_keyboard_alone(browser: Browser, shown: tuple[str, str]) -> None:
 
 
 def test_pages_are_live_and_can_be_paused(browser: Browser, shown: tuple[str, str]) -> None:
-    """OPS-2: a new event is counted without loading the page; a pause freezes everything."""
+    """A new event is counted without loading the page; a pause freezes everything (OPS-2)."""
     base, dsn = shown
     add = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('live.test', 'shop', '{}') RETURNING id"
     with opened(browser, base) as page:
@@ -199,7 +200,7 @@ def test_pages_are_live_and_can_be_paused(browser: Browser, shown: tuple[str, st
     ("path", "row"), [("/events", "tbody tr"), ("/failures?tab=events", "tbody tr"), ("/failures", ".group")]
 )
 def test_new_rows_announce_themselves(browser: Browser, shown: tuple[str, str], path: str, row: str) -> None:
-    """OPS-2: "2 new, show" instead of rows that jump; who asks for them sees them."""
+    """ "2 new, show" instead of rows that jump; who asks for them sees them (OPS-2)."""
     base, dsn = shown
     with opened(browser, base) as page:
         page.goto(path)
@@ -222,7 +223,7 @@ def test_new_rows_announce_themselves(browser: Browser, shown: tuple[str, str], 
 
 
 def test_a_phone_has_every_page_behind_more(browser: Browser, shown: tuple[str, str]) -> None:
-    """OPS-2: a sheet that opens and closes, also without a script; names in lists are not broken in the middle."""
+    """A sheet that opens and closes, also without a script; names in lists are not broken in the middle (OPS-2)."""
     base, _ = shown
     with opened(browser, base, "dark", 390, 844) as page:
         page.goto("/events")
@@ -250,7 +251,7 @@ def test_a_phone_has_every_page_behind_more(browser: Browser, shown: tuple[str, 
 
 
 def test_a_group_is_replayed_from_the_browser(browser: Browser, shown: tuple[str, str]) -> None:
-    """OPS-3: from the group to the answer, with the number in every question."""
+    """From the group to the answer, with the number in every question (OPS-3)."""
     base, dsn = shown
     with opened(browser, base) as page:
         page.goto("/failures")
@@ -263,7 +264,7 @@ def test_a_group_is_replayed_from_the_browser(browser: Browser, shown: tuple[str
 
 
 def test_pages_work_without_a_script(browser: Browser, shown: tuple[str, str]) -> None:
-    """OPS-2: the same forms, as pages of their own."""
+    """The same forms, as pages of their own (OPS-2)."""
     base, _ = shown
     context = browser.new_context(base_url=base, java_script_enabled=False)
     page = context.new_page()
@@ -296,7 +297,7 @@ def till(*, fixed: bool) -> HandlerRegistry:
 
 
 def test_a_handler_is_fixed_and_its_group_replayed(browser: Browser, postgres_server: SessionServer) -> None:
-    """OPS-3, RUN-1: a handler fails, its group is shown; it is fixed and replayed, and the pages say delivered."""
+    """A handler fails, its group is shown; it is fixed and replayed, and the pages say delivered (OPS-3, RUN-1)."""
     name = postgres_server.create(schema=True)
     dsn = postgres_server.dsn(name)
     run_coroutine(lambda: Worker(dsn, till(fixed=False)).drain())  # subscribes
@@ -330,7 +331,7 @@ def test_a_handler_is_fixed_and_its_group_replayed(browser: Browser, postgres_se
 def test_the_database_goes_away_under_an_open_page(
     browser: Browser, own_server: EmbeddedPostgres, own_dsn: str
 ) -> None:
-    """OPS-2: the page keeps what it shows and says so, and is live again by itself."""
+    """The page keeps what it shows and says so, and is live again by itself (OPS-2)."""
     add = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('live.test', 'shop', '{}') RETURNING id"
     execute(own_dsn, add)
     with served(own_dsn) as base, opened(browser, base) as page:

@@ -75,14 +75,14 @@ def methods(operator: Operator) -> Iterator[str]:
 
 
 def test_every_verb_of_an_operator_is_in_it() -> None:
-    """OPS-3: one that was forgotten would be missing in the HTTP API and in the MCP server."""
+    """One that was forgotten would be missing in the HTTP API and in the MCP server (OPS-3)."""
     operator = Operator("postgresql://nobody@localhost/nothing", actor="ann")
     found = {NAMED.get(name, PARTS.get(name, name)) for name in methods(operator)}
     assert found == set(VERBS)
 
 
 def test_every_verb_says_what_it_does_and_who_may_do_it() -> None:
-    """OPS-3: reads are for viewers, changes are not, and what changes something has a dry run."""
+    """Reads are for viewers, changes are not, and what changes something has a dry run (OPS-3)."""
     for name, verb in VERBS.items():
         assert verb.name == name and verb.summary.endswith("."), name
         assert (verb.role is Role.VIEWER) == (not verb.changes), name
@@ -99,7 +99,7 @@ def test_every_verb_says_what_it_does_and_who_may_do_it() -> None:
     "name", ["events.search", "failed.list", "failed.groups", "failed.replay", "audit.list", "requests.list"]
 )
 def test_times_are_taken_as_they_are_written(name: str, text: str) -> None:
-    """OPS-3: with their zone, as a list prints them and as a filter asks for them."""
+    """With their zone, as a list prints them and as a filter asks for them (OPS-3)."""
     given = VERBS[name].parse({"since": text})
     assert given.since == datetime(2026, 1, 31, 8, tzinfo=UTC)  # type: ignore[attr-defined]
 
@@ -124,7 +124,7 @@ def test_times_are_taken_as_they_are_written(name: str, text: str) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_read(name: str, given: Any, field: str) -> None:
-    """OPS-3: with the field and a remedy, and without the value."""
+    """With the field and a remedy, and without the value (OPS-3)."""
     with pytest.raises(ConfigurationError) as refusal:
         VERBS[name].parse(given)
     assert refusal.value.field == field and refusal.value.remedy
@@ -137,7 +137,7 @@ async def run(operator: Operator, verb_name: str, /, **given: Any) -> Any:
 
 
 async def test_every_read_runs_and_can_be_written_as_json(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-3: on an installation with a little of everything."""
+    """On an installation with a little of everything (OPS-3)."""
     (id,) = await fail(conn)
     async with Operator(dsn, actor=ACTOR) as operator:
         await run(operator, "plans.create", ids=[str(id)])
@@ -168,7 +168,7 @@ async def test_every_read_runs_and_can_be_written_as_json(dsn: str, conn: asyncp
 
 
 async def test_a_page_leads_to_the_next(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-3: cursors are texts that a client gives back."""
+    """Cursors are texts that a client gives back (OPS-3)."""
     ids = {str(id) for id in await fail(conn, 5)}
     seen: list[str] = []
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -186,7 +186,7 @@ async def test_a_page_leads_to_the_next(dsn: str, conn: asyncpg.Connection) -> N
 
 
 async def test_changes_act_on_ids_or_on_a_filter_and_a_dry_run_on_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-3, DLQ-2: an empty filter does not mean all."""
+    """An empty filter does not mean all (OPS-3, DLQ-2)."""
     ids = [str(id) for id in await fail(conn, 3)]
     async with Operator(dsn, actor=ACTOR) as operator:
         tried = await run(operator, "failed.replay", handler=HANDLER, dry_run=True)
@@ -208,7 +208,7 @@ async def test_changes_act_on_ids_or_on_a_filter_and_a_dry_run_on_nothing(dsn: s
 
 
 async def test_a_plan_runs_for_as_long_as_it_is_asked_to(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-3, DLQ-4: a request is not open for as long as a plan takes."""
+    """A request is not open for as long as a plan takes (OPS-3, DLQ-4)."""
     await fail(conn, 3)
     await beat(conn, "a-worker", HANDLER)
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -219,7 +219,7 @@ async def test_a_plan_runs_for_as_long_as_it_is_asked_to(dsn: str, conn: asyncpg
 
 
 def test_the_command_line_and_the_skins_have_one_encoding(capsys: pytest.CaptureFixture[str]) -> None:
-    """OPS-1, OPS-3: what --json prints is what the others return."""
+    """What --json prints is what the others return (OPS-1, OPS-3)."""
     value = {"at": datetime(2026, 1, 1, tzinfo=UTC), "took": timedelta(seconds=1.5), "role": Role.ADMIN, "n": (1, 2)}
     print_json(value)
     printed = json.loads(capsys.readouterr().out)

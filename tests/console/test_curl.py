@@ -61,7 +61,7 @@ async def sent(browser: Browser, line: str) -> httpx.Response:
     ],
 )
 def test_a_command_is_a_request(command: str, name: str, given: dict[str, Any]) -> None:
-    """OPS-3: options are arguments, words without one are what the verb needs; a change is a dry run first."""
+    """Options are arguments, words without one are what the verb needs; a change is a dry run first (OPS-3)."""
     found = request_of(command)
     assert found is not None and (found[0].name, found[1]) == (name, given)
 
@@ -70,18 +70,18 @@ def test_a_command_is_a_request(command: str, name: str, given: dict[str, Any]) 
     "command", ["holdfast console", "holdfast plans show", "holdfast plans show x", "holdfast 'open", "ls", ""]
 )
 def test_what_no_request_does_has_none(command: str) -> None:
-    """OPS-3: nothing is guessed."""
+    """Nothing is guessed (OPS-3)."""
     assert curl_of(command, "http://127.0.0.1/api/v1") is None
 
 
 def test_times_that_are_relative_become_absolute() -> None:
-    """OPS-3: a line that is kept means the same tomorrow."""
+    """A line that is kept means the same tomorrow (OPS-3)."""
     found = request_of("holdfast failed groups --since 2h")
     assert found is not None and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d.*\+00:00", found[1]["since"])
 
 
 async def test_every_page_has_its_request(filled: str, consoles: Consoles) -> None:
-    """OPS-3: each of them is answered by the API of the same console."""
+    """Each of them is answered by the API of the same console (OPS-3)."""
     async with Browser(consoles(filled)) as browser:
         for page in SHOWN:
             found = curls((await browser.get(await address_of(page, filled))).text)
@@ -92,7 +92,7 @@ async def test_every_page_has_its_request(filled: str, consoles: Consoles) -> No
 
 
 async def test_a_question_has_its_request(filled: str, consoles: Consoles) -> None:
-    """OPS-3: what is copied from a dialog is a dry run of the same change, and changes nothing."""
+    """What is copied from a dialog is a dry run of the same change, and changes nothing (OPS-3)."""
     async with Browser(consoles(filled)) as browser:
         page = await ask(browser, "plans.cancel", plan="1")
         (line,) = curls(page.text)

@@ -44,7 +44,7 @@ async def confirm(browser: Browser, asked: httpx.Response, **more: str) -> httpx
 
 
 async def test_a_group_is_replayed_from_its_dry_run(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3, DLQ-3: asking changes nothing; what was counted is replayed, and the audit says by whom and why."""
+    """Asking changes nothing; what was counted is replayed, and the audit says by whom and why (OPS-3, DLQ-3)."""
     async with Browser(consoles(fresh, environment="production")) as browser:
         before = await states(db)
         asked = await browser.submit("/failures/ask", "/failures", verb="replay", chosen=await group_of(db))
@@ -59,7 +59,7 @@ async def test_a_group_is_replayed_from_its_dry_run(fresh: str, db: asyncpg.Conn
 
 
 async def test_what_fails_meanwhile_is_left_out(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: the ids that were counted, and no others."""
+    """The ids that were counted, and no others (OPS-3)."""
     async with Browser(consoles(fresh)) as browser:
         asked = await browser.submit("/failures/ask", "/failures", verb="replay", chosen=await group_of(db))
         await db.execute("UPDATE core.outbox SET status = 'failed' WHERE false")
@@ -78,7 +78,7 @@ async def test_what_fails_meanwhile_is_left_out(fresh: str, db: asyncpg.Connecti
 async def test_discarding_needs_a_reason_and_can_be_undone(
     fresh: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """OPS-3: the answer has the button that restores."""
+    """The answer has the button that restores (OPS-3)."""
     async with Browser(consoles(fresh)) as browser:
         group = await group_of(db, "ledger.record_sale")
         asked = await browser.submit("/failures/ask", "/failures", verb="discard", chosen=group)
@@ -97,7 +97,7 @@ async def test_discarding_needs_a_reason_and_can_be_undone(
 async def test_chosen_events_and_everything_that_matches(
     fresh: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """OPS-3: an empty choice means nothing, and never everything."""
+    """An empty choice means nothing, and never everything (OPS-3)."""
     rows = await db.fetch("SELECT id FROM core.outbox WHERE handler_name = 'webhooks.deliver'")
     async with Browser(consoles(fresh)) as browser:
         assert (await browser.submit("/failures/ask", "/failures", verb="replay")).status_code == 400
@@ -110,7 +110,7 @@ async def test_chosen_events_and_everything_that_matches(
 
 
 async def test_two_people_decide_about_one_group(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: each is told of the other; each row moves once, and both answers add up."""
+    """Each is told of the other; each row moves once, and both answers add up (OPS-3)."""
     first = consoles(fresh)
     second = consoles(fresh, as_role(Role.OPERATOR, "bob@example.com"))
     second.deciding = first.deciding
@@ -127,7 +127,7 @@ async def test_two_people_decide_about_one_group(fresh: str, db: asyncpg.Connect
 
 
 async def test_a_note_is_seen_by_everybody(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: and goes with an empty text."""
+    """And goes with an empty text (OPS-3)."""
     group = await group_of(db)
     async with Browser(consoles(fresh)) as browser:
         await browser.submit("/failures/note", group=group, text="Terminal gateway is down")
@@ -145,7 +145,7 @@ async def test_a_note_is_seen_by_everybody(fresh: str, db: asyncpg.Connection, c
 
 
 async def test_an_edit_publishes_the_corrected_event(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: for the handler that failed, and discards the failed one."""
+    """For the handler that failed, and discards the failed one (OPS-3)."""
     id = await db.fetchval("SELECT id FROM core.outbox WHERE handler_name = 'ledger.record_sale' AND status = 'failed'")
     async with Browser(consoles(fresh)) as browser:
         assert (await browser.submit(f"/events/{id}/edit", payload="{nope")).status_code == 400
@@ -156,7 +156,7 @@ async def test_an_edit_publishes_the_corrected_event(fresh: str, db: asyncpg.Con
 
 
 async def test_many_become_a_plan(fresh: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: more than a thousand are not replayed at once; the plan has the rows that were counted."""
+    """More than a thousand are not replayed at once; the plan has the rows that were counted (OPS-3)."""
     await db.execute(
         """INSERT INTO core.outbox (event_type, source, payload, idempotency_key, status, handler_name, attempts,
                                     last_error, error_signature, failure_reason, failed_at, settled_at)

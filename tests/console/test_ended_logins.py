@@ -71,7 +71,7 @@ async def watching(browser: Browser) -> AsyncIterator[Stream]:
 
 @pytest.mark.parametrize("how", ["removed", "logged out"])
 async def test_an_open_stream_ends_with_the_login(filled: str, consoles: Consoles, tmp_path: Path, how: str) -> None:
-    """S10, S11: who was let in and is not any more sees nothing more; others go on."""
+    """Who was let in and is not any more sees nothing more; others go on (S10, S11)."""
     console = consoles(filled, logins(tmp_path, ADA, BOB), interval=0.2)
     async with Browser(console) as ada, Browser(console) as bob:
         await ada.submit("/login", "/login", name="ada", secret=ADA[2])
@@ -94,7 +94,7 @@ async def test_an_open_stream_ends_with_the_login(filled: str, consoles: Console
 async def test_a_log_out_counts_in_every_process(
     fresh: str, consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S10, S12: a session that somebody has taken ends in all consoles with the log-out in one."""
+    """A session that somebody has taken ends in all consoles with the log-out in one (S10, S12)."""
     monkeypatch.setattr(ended_sessions, "ASKED_EVERY", 0.2)
     first, second = (consoles(fresh, logins(tmp_path, ADA), secret=SECRET) for _ in range(2))
     async with Browser(first) as browser, Browser(second, headers={"accept": "text/plain"}) as thief:
@@ -113,7 +113,7 @@ async def test_a_log_out_counts_in_every_process(
 
 
 async def test_people_stay_logged_in_while_the_database_is_away(consoles: Consoles, tmp_path: Path) -> None:
-    """S10: what other processes know cannot be asked, and does not hold up pages for long."""
+    """What other processes know cannot be asked, and does not hold up pages for long (S10)."""
     console = consoles("postgresql://nobody@127.0.0.1:1/none", logins(tmp_path, ADA), secret=SECRET)
     async with Browser(console) as browser, asyncio.timeout(20):
         await browser.submit("/login", "/login", name="ada", secret=ADA[2])

@@ -30,7 +30,7 @@ async def db(staffed: str) -> AsyncIterator[asyncpg.Connection]:
 async def test_handlers_are_paused_limited_and_retired(
     staffed: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """OPS-3: the page shows what holds a handler back, and every change is the user's."""
+    """The page shows what holds a handler back, and every change is the user's (OPS-3)."""
     async with Browser(consoles(staffed, environment="production")) as browser:
         listed = (await browser.get("/handlers")).text
         assert "4 at once" in listed and "20 a second" in listed and "1 is paused" in listed and shop.FAILING in listed
@@ -54,7 +54,7 @@ async def test_handlers_are_paused_limited_and_retired(
 
 
 async def test_one_handler_has_its_numbers_and_charts(staffed: str, consoles: Consoles) -> None:
-    """OPS-2: rates, durations as p50 and p99, what failed by cause, and three windows."""
+    """Rates, durations as p50 and p99, what failed by cause, and three windows (OPS-2)."""
     async with Browser(consoles(staffed)) as browser:
         for window in ("1h", "6h", "24h"):
             page = (await browser.get(f"/handlers/{shop.FAILING}", params={"window": window})).text
@@ -63,7 +63,7 @@ async def test_one_handler_has_its_numbers_and_charts(staffed: str, consoles: Co
 
 
 async def test_workers_are_released(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: of a silent worker at once; of one that lives only by force, with a reason and the number typed."""
+    """Of a silent worker at once; of one that lives only by force, with a reason and the number typed (OPS-3)."""
     living, silent = await db.fetch("SELECT id, name FROM core.workers ORDER BY name LIMIT 2")
     await db.execute("UPDATE core.workers SET heartbeat_at = now() - interval '5 min' WHERE id = $1", silent["id"])
     await db.execute(
@@ -91,7 +91,7 @@ async def test_workers_are_released(staffed: str, db: asyncpg.Connection, consol
 
 
 async def test_generations_begin_move_and_retire(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """GEN-2: the page says which one may go, and why not."""
+    """The page says which one may go, and why not (GEN-2)."""
     async with Browser(consoles(staffed, environment="production")) as browser:
         page = (await browser.get("/generations")).text
         assert "it is the current one" in page and "events are open" in page
@@ -115,7 +115,7 @@ async def test_generations_begin_move_and_retire(staffed: str, db: asyncpg.Conne
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR, Role.ADMIN])
 async def test_every_action_asks_for_its_role(filled: str, consoles: Consoles, role: Role) -> None:
-    """S11: who may not do something does not see it either."""
+    """Who may not do something does not see it either (S11)."""
     actions = [page for page in PAGES if page.path.startswith("/do/")]
     assert len(actions) >= 10
     offered = ""

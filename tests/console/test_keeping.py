@@ -31,7 +31,7 @@ async def db(staffed: str) -> AsyncIterator[asyncpg.Connection]:
 async def test_schedules_are_triggered_paused_and_removed(
     staffed: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """IDM-4, OPS-3: five slots, the event of a trigger, and a pause that the page names."""
+    """Five slots, the event of a trigger, and a pause that the page names (IDM-4, OPS-3)."""
     async with Browser(consoles(staffed, environment="production")) as browser:
         listed = (await browser.get("/schedules")).text
         assert fleet.REPORT in listed and "2 schedules" in listed and "holdfast schedules list" in listed
@@ -56,7 +56,7 @@ async def test_schedules_are_triggered_paused_and_removed(
 async def test_an_admin_changes_how_long_events_are_kept(
     staffed: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """OBX-5, OPS-3: the question says what it is now and then; the verb's refusals come through; it can be removed."""
+    """The question says what it is now and then; the verb's refusals come through; it can be removed (OBX-5, OPS-3)."""
     wanted = {
         "entity": "outbox_row",
         "class": "logs",
@@ -84,7 +84,7 @@ async def test_an_admin_changes_how_long_events_are_kept(
 
 
 async def test_a_sweep_takes_what_the_page_says(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OBX-5, OPS-3: the policies, what is due, and a sweep by an admin."""
+    """The policies, what is due, and a sweep by an admin (OBX-5, OPS-3)."""
     await db.execute(
         "UPDATE core.idempotency_records SET expires_at = now() - interval '1 day' WHERE scope = 'tenant-1'"
     )
@@ -107,7 +107,7 @@ async def test_a_sweep_takes_what_the_page_says(staffed: str, db: asyncpg.Connec
 async def test_archived_events_are_replayed_discarded_and_restored(
     staffed: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """DLQ-4, OPS-3: exactly the chosen ones, and a discard can be undone."""
+    """Exactly the chosen ones, and a discard can be undone (DLQ-4, OPS-3)."""
     first, second = await db.fetch(
         "SELECT id, original_id FROM core.archive WHERE deleted_at IS NULL ORDER BY id LIMIT 2"
     )
@@ -129,7 +129,7 @@ async def test_archived_events_are_replayed_discarded_and_restored(
 
 
 async def test_requests_are_shown_without_bodies(filled: str, consoles: Consoles) -> None:
-    """IDM-5, S16: state and times, never a body, a hash or a whole key; a key with its scope is looked up."""
+    """State and times, never a body, a hash or a whole key; a key with its scope is looked up (IDM-5, S16)."""
     async with Browser(consoles(filled)) as browser:
         page = (await browser.get("/requests")).text
         assert "tenant-1" in page and "SECRET BODY" not in page and "hmac" not in page and "checkout-11" not in page
@@ -144,7 +144,7 @@ async def test_requests_are_shown_without_bodies(filled: str, consoles: Consoles
 
 
 async def test_the_audit_is_filtered_and_goes_on(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: by actor, action and time; every line once; refusals are marked."""
+    """By actor, action and time; every line once; refusals are marked (OPS-3)."""
     await db.executemany(
         "INSERT INTO core.audit (actor, action, reason, arguments) VALUES ($1, 'replay', $2, '{}')",
         [("bob", f"line {n}") for n in range(60)],
@@ -170,7 +170,7 @@ async def test_the_audit_is_filtered_and_goes_on(staffed: str, db: asyncpg.Conne
 async def test_the_audit_has_the_head_of_a_released_key(
     staffed: str, db: asyncpg.Connection, consoles: Consoles
 ) -> None:
-    """OPS-3, LSN-9: what a verb found is an id here, and no number; every skin shows the line."""
+    """What a verb found is an id here, and no number; every skin shows the line (OPS-3, LSN-9)."""
     (head,) = await fail(db)
     await block(db, head, "order-17")
     assert await db.fetchval("SELECT core.key_release($1, 'order-17', $2)", HANDLER, ADA) == head
@@ -183,14 +183,14 @@ async def test_the_audit_has_the_head_of_a_released_key(
 
 
 async def test_the_doctor_says_what_to_do(filled: str, consoles: Consoles) -> None:
-    """OPS-2: each finding with its remedy to copy, and the checks that passed."""
+    """Each finding with its remedy to copy, and the checks that passed (OPS-2)."""
     async with Browser(consoles(filled)) as browser:
         page = (await browser.get("/doctor")).text
         assert "holdfast doctor" in page and "Checks that passed" in page and 'class="checks"' in page
 
 
 async def test_pages_of_an_empty_schema_say_what_being_empty_means(dsn: str, consoles: Consoles) -> None:
-    """OPS-2: in a sentence, with what to do next."""
+    """In a sentence, with what to do next (OPS-2)."""
     said = {
         "/plans": "No plan was made yet",
         "/handlers": "No handler has subscribed yet",

@@ -33,7 +33,7 @@ def places(seen: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_a_list_learns_what_is_new(fresh: str, consoles: Consoles) -> None:
-    """OPS-2: a feed for each filter has the newest rows, and only those that match."""
+    """A feed for each filter has the newest rows, and only those that match (OPS-2)."""
     console = consoles(fresh, interval=0.2)
     conn = await asyncpg.connect(fresh)
     everything: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ async def test_a_list_learns_what_is_new(fresh: str, consoles: Consoles) -> None
 
 
 async def test_one_feed_for_one_filter(filled: str, consoles: Consoles) -> None:
-    """OPS-2: however it is written; what is no filter is no feed, and one that is too long is not watched."""
+    """However it is written; what is no filter is no feed, and one that is too long is not watched (OPS-2)."""
     hub = consoles(filled).hub
     assert hub.named("events:source=shop&event-type=a") == hub.named("events:event-type=a&source=shop")
     assert hub.named("events:status=never") is None and hub.named("failures:since=yesterday") is None
@@ -64,7 +64,7 @@ async def test_one_feed_for_one_filter(filled: str, consoles: Consoles) -> None:
 
 
 async def test_counts_of_the_navigation_are_live_on_every_page(fresh: str, consoles: Consoles) -> None:
-    """OPS-2: also where the page has live parts of its own."""
+    """Also where the page has live parts of its own (OPS-2)."""
     console = consoles(fresh, interval=0.2)
     seen: list[dict[str, Any]] = []
     task = asyncio.create_task(messages(console.hub.watch("plans", "UTC", "", parts={"nav-counts"}), seen))
@@ -83,7 +83,7 @@ async def too_long(*_: Any, **__: Any) -> Any:
 async def test_a_list_that_took_too_long_can_be_narrowed(
     filled: str, consoles: Consoles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-2: the same filter of the last hour is one click away, once."""
+    """The same filter of the last hour is one click away, once (OPS-2)."""
     monkeypatch.setattr(Events, "search", too_long)
     async with Browser(consoles(filled)) as browser:
         page = await browser.get("/events?source=shop&until=2h&before=x")
@@ -95,7 +95,7 @@ async def test_a_list_that_took_too_long_can_be_narrowed(
 async def test_a_part_that_took_too_long_leaves_the_rest(
     filled: str, consoles: Consoles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-2: a banner in its place, and the page is whole otherwise."""
+    """A banner in its place, and the page is whole otherwise (OPS-2)."""
     monkeypatch.setattr(FailedEvents, "histogram", too_long)
     monkeypatch.setattr(Events, "children", too_long)
     monkeypatch.setattr(Events, "search", too_long)
@@ -112,7 +112,7 @@ async def test_a_part_that_took_too_long_leaves_the_rest(
 
 
 async def test_the_story_has_replays_that_the_audit_forgot(filled: str, consoles: Consoles) -> None:
-    """OPS-2: who replayed an event stands between its failures; the latest is first, also within one moment."""
+    """Who replayed an event stands between its failures; the latest is first, also within one moment (OPS-2)."""
     conn = await asyncpg.connect(filled)
     twice = await conn.fetchval(shop.FAILED_TWICE)
     delivered = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'delivered' LIMIT 1")
@@ -126,7 +126,7 @@ async def test_the_story_has_replays_that_the_audit_forgot(filled: str, consoles
 
 
 async def test_one_word_for_one_state(filled: str, consoles: Consoles) -> None:
-    """OPS-2: what is delayed is called so in every list, and what is paused is not healthy; routes are words."""
+    """What is delayed is called so in every list, and what is paused is not healthy; routes are words (OPS-2)."""
     conn = await asyncpg.connect(filled)
     id = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'pending' AND available_at > now() LIMIT 1")
     await conn.close()
@@ -154,7 +154,7 @@ async def test_one_word_for_one_state(filled: str, consoles: Consoles) -> None:
 def test_a_handler_that_fails_now_and_then_is_not_failing(
     delivered: int, retried: int, failed: int, state: str
 ) -> None:
-    """OPS-2: colour is spent on exceptions: one of a thousand is said, and does not look like an outage."""
+    """Colour is spent on exceptions: one of a thousand is said, and does not look like an outage (OPS-2)."""
     counts = {"delivered": delivered, "retried": retried, "failed": failed}
     handler: Any = SimpleNamespace(handler_name="a.b", flow=None, retired=False, unserved=False)
     rates: Any = SimpleNamespace(tally=SimpleNamespace(counts=counts), seconds=timedelta(hours=1).total_seconds())
@@ -162,7 +162,7 @@ def test_a_handler_that_fails_now_and_then_is_not_failing(
 
 
 async def test_nothing_says_what_it_means_and_what_next(dsn: str, consoles: Consoles) -> None:
-    """OPS-2: each empty list leads on, and names the filter when that is why."""
+    """Each empty list leads on, and names the filter when that is why (OPS-2)."""
     async with Browser(consoles(dsn)) as browser:
         for path, says, leads in (
             ("/failures", "Nothing waits for a decision", "Look at all events"),
@@ -175,7 +175,7 @@ async def test_nothing_says_what_it_means_and_what_next(dsn: str, consoles: Cons
 
 
 async def test_a_choice_of_many_is_a_command_of_all(fresh: str, consoles: Consoles) -> None:
-    """OPS-3: the command of a dialog has every id that was chosen, and not the first few."""
+    """The command of a dialog has every id that was chosen, and not the first few (OPS-3)."""
     async with Operator(fresh, actor="ada") as operator:
         chosen = [str(each.id) for each in await operator.failed.page(limit=7)]
     async with Browser(consoles(fresh)) as browser:
@@ -185,7 +185,7 @@ async def test_a_choice_of_many_is_a_command_of_all(fresh: str, consoles: Consol
 
 
 async def test_a_cause_is_named_once(filled: str, consoles: Consoles) -> None:
-    """OPS-2: the line below the name of an error has what the error says, which would be cut otherwise."""
+    """The line below the name of an error has what the error says, which would be cut otherwise (OPS-2)."""
     async with Browser(consoles(filled)) as browser:
         page = (await browser.get("/failures")).text
         (said,) = re.findall(r'one-line">(terminal T-[^<]*)<', page)

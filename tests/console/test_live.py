@@ -58,14 +58,14 @@ async def reads_of(console: Console, browsers: int, rounds: int) -> int:
 
 
 async def test_twenty_browsers_cost_as_much_as_one(filled: str, consoles: Consoles) -> None:
-    """OPS-2: reads are counted, not timed. One snapshot is for everybody."""
+    """Reads are counted, not timed. One snapshot is for everybody (OPS-2)."""
     alone = await reads_of(consoles(filled, interval=0.2), 1, 4)
     together = await reads_of(consoles(filled, interval=0.2), 20, 4)
     assert together <= alone + 1
 
 
 async def test_nobody_watching_costs_nothing(filled: str, consoles: Consoles) -> None:
-    """OPS-2: the reader ends with the last browser."""
+    """The reader ends with the last browser (OPS-2)."""
     console = consoles(filled, interval=0.2)
     await reads_of(console, 2, 2)
     assert console.hub.watchers == 0
@@ -75,7 +75,7 @@ async def test_nobody_watching_costs_nothing(filled: str, consoles: Consoles) ->
 
 
 async def test_loading_a_page_shares_the_snapshot(filled: str, consoles: Consoles) -> None:
-    """OPS-2: many who load a page at once cause one read."""
+    """Many who load a page at once cause one read (OPS-2)."""
     console = consoles(filled, interval=30.0)
     reads = 0
     acting = console.operators.acting
@@ -92,7 +92,7 @@ async def test_loading_a_page_shares_the_snapshot(filled: str, consoles: Console
 
 
 async def test_only_what_changed_is_sent(fresh: str, consoles: Consoles) -> None:
-    """OPS-2: a quiet database sends nothing but its age; a change sends the part that it concerns."""
+    """A quiet database sends nothing but its age; a change sends the part that it concerns (OPS-2)."""
     console = consoles(fresh, interval=0.2)
     seen: list[dict[str, Any]] = []
     task = asyncio.create_task(messages(console.hub.watch("overview", "UTC", "", parts={"states"}), seen))
@@ -119,7 +119,7 @@ async def test_only_what_changed_is_sent(fresh: str, consoles: Consoles) -> None
     ids=lambda each: type(each).__name__,
 )
 async def test_one_feed_that_fails_silences_no_other(filled: str, consoles: Consoles, error: Exception) -> None:
-    """S9, OPS-2: whoever watches it sees the last value, and everybody else new ones."""
+    """Whoever watches it sees the last value, and everybody else new ones (S9, OPS-2)."""
     console = consoles(filled, interval=0.2)
     reads = 0
 
@@ -150,7 +150,7 @@ async def test_one_feed_that_fails_silences_no_other(filled: str, consoles: Cons
     ],
 )  # fmt: skip
 async def test_there_is_no_feed_of_what_does_not_exist(filled: str, consoles: Consoles, feed: str) -> None:
-    """S9: and asking for it leaves nothing that would be read."""
+    """And asking for it leaves nothing that would be read (S9)."""
     console = consoles(filled)
     async with asyncio.timeout(10), Browser(console) as browser:  # a stream would not end
         assert (await browser.get(f"/live?feed={feed}")).status_code == 404
@@ -159,7 +159,7 @@ async def test_there_is_no_feed_of_what_does_not_exist(filled: str, consoles: Co
 
 
 def test_a_feed_has_one_name(filled: str) -> None:
-    """OPS-2: what is the same is read once, however it is asked for."""
+    """What is the same is read once, however it is asked for (OPS-2)."""
     hub = create_console(filled, provider=as_role(Role.VIEWER)).hub
     asked = ("overview", "overview:", "overview:1h", "overview:6h", "plan:007", "handler:a.b/1h", "handler:a.b/24h")
     assert [hub.named(each) for each in asked] == [
@@ -168,7 +168,7 @@ def test_a_feed_has_one_name(filled: str) -> None:
 
 
 async def test_one_principal_leaves_places_for_others(filled: str, consoles: Consoles) -> None:
-    """S9: twenty of two hundred; what ends makes room again."""
+    """Twenty of two hundred; what ends makes room again (S9)."""
     console = consoles(filled, interval=30.0)
     hub = console.hub
     streams = [hub.watch("overview", "UTC", "", who="ada@example.com") for _ in range(MOST_OF_ONE + 1)]
@@ -189,7 +189,7 @@ async def test_one_principal_leaves_places_for_others(filled: str, consoles: Con
 async def test_the_database_goes_away_and_comes_back(
     own_server: EmbeddedPostgres, own_dsn: str, consoles: Consoles
 ) -> None:
-    """OPS-2: pages keep the last snapshot, say so, and go on by themselves."""
+    """Pages keep the last snapshot, say so, and go on by themselves (OPS-2)."""
     await fill(own_dsn)
     console = consoles(own_dsn, interval=0.2)
     seen: list[dict[str, Any]] = []

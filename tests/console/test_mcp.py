@@ -1,4 +1,4 @@
-"""OPS-3: the verbs of operators as tools, asked by a real client of the MCP SDK, over HTTP and by standard input."""
+"""The verbs of operators as tools, asked by a real client of the MCP SDK, over HTTP and by standard input (OPS-3)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def refusal(session: ClientSession, name: str, **arguments: Any) -> str:
 
 
 async def test_a_proxys_header_that_stands_there_twice_names_nobody(dsn: str) -> None:
-    """S10: one of the two may be the sender's own."""
+    """One of the two may be the sender's own (S10)."""
     async with Operators(dsn) as operators:
         app = create_http(Tools(operators), ProxyHeader("X-User", trusted=["127.0.0.1"]))
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as client:
@@ -95,7 +95,7 @@ async def failures(dsn: str, conn: asyncpg.Connection) -> str:
 async def test_a_client_lists_inspects_dry_runs_and_replays(
     failures: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """OPS-3, S16: what the dry run showed is replayed, and nothing that failed since; the audit says who and why."""
+    """What the dry run showed is replayed, and nothing that failed since; the audit says who and why (OPS-3, S16)."""
     async with asking(failures, tmp_path, Role.OPERATOR, changes=True) as session:
         offered = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert {
@@ -130,7 +130,7 @@ async def test_a_client_lists_inspects_dry_runs_and_replays(
 async def test_changes_need_a_dry_run_a_code_and_a_reason(
     failures: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """S16: each of them, and the code of the same request."""
+    """Each of them, and the code of the same request (S16)."""
     before = await conn.fetchval(COUNT_ALL)
     async with asking(failures, tmp_path, Role.OPERATOR, changes=True) as session:
         change = {"handler": CHARGE, "dry_run": False}
@@ -145,7 +145,7 @@ async def test_changes_need_a_dry_run_a_code_and_a_reason(
 
 
 async def test_an_assistant_changes_few_rows(failures: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """S16: above the limit it is told to narrow the filter, or to make a plan."""
+    """Above the limit it is told to narrow the filter, or to make a plan (S16)."""
     before = await conn.fetchval(COUNT_ALL)
     async with asking(failures, tmp_path, Role.OPERATOR, changes=True, most_rows=7) as session:
         text = await refusal(session, "replay_dlq_event", handler=CHARGE)
@@ -157,7 +157,7 @@ async def test_an_assistant_changes_few_rows(failures: str, conn: asyncpg.Connec
 async def test_without_the_scope_nothing_can_be_changed(
     failures: str, tmp_path: Path, role: Role, changes: bool
 ) -> None:
-    """OPS-3, S16: both the server and the token have to allow it; what is not allowed is not offered."""
+    """Both the server and the token have to allow it; what is not allowed is not offered (OPS-3, S16)."""
     async with asking(failures, tmp_path, role, changes=changes) as session:
         offered = [tool.name for tool in (await session.list_tools()).tools]
         assert "list_dlq_events" in offered and "replay_dlq_event" not in offered
@@ -165,7 +165,7 @@ async def test_without_the_scope_nothing_can_be_changed(
 
 
 async def test_viewers_see_the_shape_of_payloads(failures: str, tmp_path: Path) -> None:
-    """S11, S16: keys and sizes, and no value."""
+    """Keys and sizes, and no value (S11, S16)."""
     async with asking(failures, tmp_path, Role.VIEWER) as session:
         listed = (await result(session, "list_dlq_events", limit=1, payload=True))["events"]
     assert listed[0]["payload"] and set(map(type, listed[0]["payload"].values())) <= {str, dict, list}
@@ -175,7 +175,7 @@ async def test_viewers_see_the_shape_of_payloads(failures: str, tmp_path: Path) 
 
 
 async def test_bad_arguments_are_named_and_not_quoted(failures: str, tmp_path: Path) -> None:
-    """OPS-3: as the other skins refuse them."""
+    """As the other skins refuse them (OPS-3)."""
     async with asking(failures, tmp_path, Role.VIEWER) as session:
         assert "limit" in await refusal(session, "list_dlq_events", limit=100_000)
         text = await refusal(session, "list_dlq_events", canary_name="canary-value")
@@ -183,7 +183,7 @@ async def test_bad_arguments_are_named_and_not_quoted(failures: str, tmp_path: P
 
 
 async def test_no_token_no_answer(dsn: str, tmp_path: Path) -> None:
-    """S15, S16: bearer tokens only, for known hosts only, and for no page of a browser."""
+    """Bearer tokens only, for known hosts only, and for no page of a browser (S15, S16)."""
     (tmp_path / "tokens").write_text(token_line("ada@example.com", Role.ADMIN, token := new_token()) + "\n")
     (tmp_path / "tokens").chmod(0o600)
     async with Operators(dsn) as operators:
@@ -199,7 +199,7 @@ async def test_no_token_no_answer(dsn: str, tmp_path: Path) -> None:
 
 
 async def test_the_command_serves_standard_input(failures: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OPS-3: `holdfast mcp` reads; with --allow-changes it changes, under the name of its actor."""
+    """`holdfast mcp` reads; with --allow-changes it changes, under the name of its actor (OPS-3)."""
     environment = {**os.environ, "HOLDFAST_DSN": failures}
     command = ["-m", "holdfast", "mcp", "--allow-changes", "--actor", "bob@example.com"]
     parameters = StdioServerParameters(command=sys.executable, args=command, env=environment)
@@ -219,7 +219,7 @@ async def test_the_command_serves_standard_input(failures: str, conn: asyncpg.Co
 
 
 def test_a_code_is_good_for_one_change_and_ten_minutes() -> None:
-    """S16: used, old and foreign codes are refused."""
+    """Used, old and foreign codes are refused (S16)."""
     now = [0.0]
     confirmations = Confirmations(lambda: now[0])
     seen = Confirmation("ada", "failed.replay", {"handler": CHARGE}, None)
@@ -239,7 +239,7 @@ def test_a_code_is_good_for_one_change_and_ten_minutes() -> None:
 
 
 async def test_every_verb_is_a_tool_or_left_out_on_purpose(dsn: str) -> None:
-    """OPS-3: a verb that is added is offered to assistants too, or named as one that is not."""
+    """A verb that is added is offered to assistants too, or named as one that is not (OPS-3)."""
     async with Operators(dsn) as operators:
         offered = Tools(operators, changes=True).of(Principal("ada", Role.ADMIN)).values()
     assert {verb.name for verb in offered} == set(VERBS) - LEFT_OUT
@@ -247,7 +247,7 @@ async def test_every_verb_is_a_tool_or_left_out_on_purpose(dsn: str) -> None:
 
 
 async def test_a_tool_changes_what_its_dry_run_showed_or_one_thing(dsn: str) -> None:
-    """S16: what only counts its rows has no limit, and may change others than those that were counted."""
+    """What only counts its rows has no limit, and may change others than those that were counted (S16)."""
     async with Operators(dsn) as operators:
         offered = Tools(operators, changes=True).of(Principal("ada", Role.ADMIN))
     assert not {"retention_erase", "retention_sweep", "retention_set", "generations_move"} & set(offered)

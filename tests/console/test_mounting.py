@@ -52,7 +52,7 @@ async def logs_in(app: Any) -> None:
 
 
 async def test_in_fastapi(dsn: str, consoles: Consoles, tmp_path: Path) -> None:
-    """OPS-2: mounted under a prefix, with its own login."""
+    """Mounted under a prefix, with its own login (OPS-2)."""
     app = FastAPI()
 
     @app.get("/hello")
@@ -86,7 +86,7 @@ async def beside_django(dsn: str, folder: Path) -> None:
 
 
 async def test_beside_django(dsn: str, tmp_path: Path) -> None:
-    """OPS-2: one application serves both."""
+    """One application serves both (OPS-2)."""
     program = (
         "import asyncio, sys, pathlib; from tests.console import test_mounting; "
         "asyncio.run(test_mounting.beside_django(sys.argv[1], pathlib.Path(sys.argv[2])))"

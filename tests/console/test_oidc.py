@@ -105,7 +105,7 @@ async def log_in(browser: Browser, fake: FakeProvider) -> httpx.Response:
 
 
 async def test_somebody_logs_in(filled: str, consoles: Consoles) -> None:
-    """S10, S11: the name and the role are the provider's; the session is ours."""
+    """The name and the role are the provider's; the session is ours (S10, S11)."""
     async with FakeProvider() as fake, Browser(consoles(filled, oidc(fake))) as browser:
         assert (await browser.get("/")).headers["location"] == "/login"
         assert "/oidc/login" in (await browser.get("/login")).text
@@ -146,7 +146,7 @@ async def test_another_key_lets_nobody_in(filled: str, consoles: Consoles) -> No
 
 
 async def test_a_code_is_for_the_browser_that_was_sent(filled: str, consoles: Consoles) -> None:
-    """S12: a state that another browser has, or none, is refused."""
+    """A state that another browser has, or none, is refused (S12)."""
     async with FakeProvider() as fake:
         console = consoles(filled, oidc(fake))
         mine, other = Browser(console), Browser(console)

@@ -23,7 +23,7 @@ SHOWN = [page for page in PAGES if page.get is not None and page.name not in ("p
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
 async def test_every_page_is_whole(filled: str, consoles: Consoles, page: object) -> None:
-    """OPS-2: one h1, a title, landmarks, the frame, and at most 150 KB with its style and script."""
+    """One h1, a title, landmarks, the frame, and at most 150 KB with its style and script (OPS-2)."""
     async with Browser(consoles(filled)) as browser:
         answer = await browser.get(await address_of(page, filled))
         text = answer.text
@@ -37,7 +37,7 @@ async def test_every_page_is_whole(filled: str, consoles: Consoles, page: object
 
 
 async def test_pages_of_an_empty_schema_say_what_to_do(dsn: str, consoles: Consoles) -> None:
-    """OPS-2, RUN-1: the first run names three commands; lists say what being empty means."""
+    """The first run names three commands; lists say what being empty means (OPS-2, RUN-1)."""
     async with Browser(consoles(dsn)) as browser:
         assert "holdfast worker yourapp.handlers:registry" in (await browser.get("/")).text
         assert "Nothing waits for a decision" in (await browser.get("/failures")).text
@@ -45,7 +45,7 @@ async def test_pages_of_an_empty_schema_say_what_to_do(dsn: str, consoles: Conso
 
 
 async def test_the_overview_says_what_is_wrong(filled: str, consoles: Consoles) -> None:
-    """OPS-2: a sentence, with a link to the worst group."""
+    """A sentence, with a link to the worst group (OPS-2)."""
     async with Browser(consoles(filled, environment="production")) as browser:
         text = (await browser.get("/")).text
         assert re.search(r"(One handler is|\d handlers are) failing\.", text)
@@ -54,7 +54,7 @@ async def test_the_overview_says_what_is_wrong(filled: str, consoles: Consoles) 
 
 
 async def test_an_event_tells_its_story(filled: str, consoles: Consoles) -> None:
-    """OPS-2, DLQ-1: the cycles with the words that changed, the same cause, the domain, and its command."""
+    """The cycles with the words that changed, the same cause, the domain, and its command (OPS-2, DLQ-1)."""
     conn = await asyncpg.connect(filled)
     id = await conn.fetchval("SELECT id FROM core.outbox WHERE failure_history <> '[]'")
     waiting = await conn.fetchval(
@@ -71,7 +71,7 @@ async def test_an_event_tells_its_story(filled: str, consoles: Consoles) -> None
 
 
 async def test_the_trace_leads_to_where_the_operator_said(filled: str, consoles: Consoles) -> None:
-    """OPS-2: by a template of https, and only for a well-formed id."""
+    """By a template of https, and only for a well-formed id (OPS-2)."""
     conn = await asyncpg.connect(filled)
     id, context = await conn.fetchrow("SELECT id, trace_context FROM core.outbox WHERE status = 'failed' LIMIT 1")
     await conn.close()
@@ -81,7 +81,7 @@ async def test_the_trace_leads_to_where_the_operator_said(filled: str, consoles:
 
 
 async def test_lists_go_on_from_the_last_row(filled: str, consoles: Consoles) -> None:
-    """OPS-2: every event once, the newest first, in pages of 50."""
+    """Every event once, the newest first, in pages of 50 (OPS-2)."""
     seen: list[str] = []
     async with Browser(consoles(filled)) as browser:
         path = "/events"
@@ -100,7 +100,7 @@ async def test_lists_go_on_from_the_last_row(filled: str, consoles: Consoles) ->
 
 @pytest.mark.parametrize("status", ["pending", "delayed", "delivered", "failed", "in_flight", "discarded"])
 async def test_events_are_filtered_by_the_address(filled: str, consoles: Consoles, status: str) -> None:
-    """OPS-2: a link means the same to a colleague."""
+    """A link means the same to a colleague (OPS-2)."""
     async with Browser(consoles(filled)) as browser:
         text = (await browser.get(f"/events?status={status}&event-type=order.placed")).text
         assert "order.shipped</a>" not in text
@@ -108,7 +108,7 @@ async def test_events_are_filtered_by_the_address(filled: str, consoles: Console
 
 
 async def test_pasting_finds_the_place(filled: str, consoles: Consoles) -> None:
-    """OPS-2: an id, a key, an error with other values, a page, a time."""
+    """An id, a key, an error with other values, a page, a time (OPS-2)."""
     conn = await asyncpg.connect(filled)
     id, key = await conn.fetchrow("SELECT id, idempotency_key FROM core.outbox WHERE status = 'delivered' LIMIT 1")
     await conn.close()
@@ -131,7 +131,7 @@ async def test_pasting_finds_the_place(filled: str, consoles: Consoles) -> None:
 
 @pytest.mark.parametrize("prefix", ["/ops/holdfast", "/x"])
 async def test_it_can_be_mounted_under_any_prefix(filled: str, consoles: Consoles, prefix: str) -> None:
-    """OPS-2: every link and form stays under it."""
+    """Every link and form stays under it (OPS-2)."""
     console = consoles(filled)
     app = Starlette(routes=[Mount(prefix, console)])
     async with Browser(app) as browser:  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ async def test_it_can_be_mounted_under_any_prefix(filled: str, consoles: Console
 
 
 async def test_viewers_see_the_shape_of_payloads(filled: str, consoles: Consoles) -> None:
-    """S11: keys, types and sizes; operators see values."""
+    """Keys, types and sizes; operators see values (S11)."""
     conn = await asyncpg.connect(filled)
     id = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'failed' LIMIT 1")
     await conn.close()
@@ -163,7 +163,7 @@ async def test_viewers_see_the_shape_of_payloads(filled: str, consoles: Consoles
 
 
 async def test_values_are_revealed_for_a_reason(fresh: str, consoles: Consoles) -> None:
-    """S11, S17: where operators do not see them, they ask, and the audit has it."""
+    """Where operators do not see them, they ask, and the audit has it (S11, S17)."""
     conn = await asyncpg.connect(fresh)
     id = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'failed' LIMIT 1")
     console = consoles(fresh, role=Role.OPERATOR, values_from=Role.ADMIN)
@@ -181,7 +181,7 @@ async def test_values_are_revealed_for_a_reason(fresh: str, consoles: Consoles) 
 
 
 async def test_a_redactor_decides_what_is_seen(filled: str, consoles: Consoles) -> None:
-    """S11: and one that fails hides everything."""
+    """And one that fails hides everything (S11)."""
     conn = await asyncpg.connect(filled)
     id = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'failed' LIMIT 1")
     await conn.close()

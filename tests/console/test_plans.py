@@ -57,7 +57,7 @@ async def the_plan(db: asyncpg.Connection) -> int:
 
 
 async def test_a_plan_is_made_of_what_was_counted(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3, DLQ-3: the preview keeps nothing; what fails after it is not in the plan."""
+    """The preview keeps nothing; what fails after it is not in the plan (OPS-3, DLQ-3)."""
     async with Browser(consoles(staffed, environment="production")) as browser:
         before = await db.fetchval("SELECT count(*) FROM core.plans")
         shown = await browser.get("/plans/new", params={"handler": shop.FAILING})
@@ -85,7 +85,7 @@ async def test_a_plan_is_made_of_what_was_counted(staffed: str, db: asyncpg.Conn
 
 
 async def test_a_plan_runs_in_the_console(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: it is started from its dry run, under the user's name; five kinds are the total, and a report is left."""
+    """It is started from its dry run, under the user's name; five kinds are the total, and a report is left (OPS-3)."""
     number = await the_plan(db)
     async with Browser(consoles(staffed, environment="production")) as browser, handled(staffed, fails=2):
         assert "The line begins with the canary." in (await browser.get(f"/plans/{number}")).text
@@ -118,7 +118,7 @@ async def test_a_plan_runs_in_the_console(staffed: str, db: asyncpg.Connection, 
 
 
 async def test_a_runner_that_died_is_replaced(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: the page says that nobody runs the plan, and another console goes on after the last step."""
+    """The page says that nobody runs the plan, and another console goes on after the last step (OPS-3)."""
     number = await the_plan(db)
     await db.execute("UPDATE core.plans SET rate = 10 WHERE id = $1", number)
     first, second = consoles(staffed), consoles(staffed)
@@ -135,7 +135,7 @@ async def test_a_runner_that_died_is_replaced(staffed: str, db: asyncpg.Connecti
 
 
 async def test_a_plan_is_paused_resumed_and_cancelled(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """OPS-3: each with its line in the audit; what cannot be done any more is refused, and not offered."""
+    """Each with its line in the audit; what cannot be done any more is refused, and not offered (OPS-3)."""
     number = await the_plan(db)
     await db.execute("UPDATE core.plans SET rate = 5, canary = 0 WHERE id = $1", number)
     async with Browser(consoles(staffed)) as browser, handled(staffed):
@@ -155,7 +155,7 @@ async def test_a_plan_is_paused_resumed_and_cancelled(staffed: str, db: asyncpg.
 
 
 async def test_viewers_watch_plans_and_touch_nothing(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
-    """S11: what a viewer may not do is absent, and refused."""
+    """What a viewer may not do is absent, and refused (S11)."""
     number = await the_plan(db)
     async with Browser(consoles(staffed, role=Role.VIEWER)) as browser:
         page = (await browser.get(f"/plans/{number}")).text
@@ -169,7 +169,7 @@ async def test_viewers_watch_plans_and_touch_nothing(staffed: str, db: asyncpg.C
 
 
 async def test_a_plan_that_is_unknown_stops_no_other_live_part(staffed: str, consoles: Consoles) -> None:
-    """S9: whoever watches what does not exist disturbs nobody."""
+    """Whoever watches what does not exist disturbs nobody (S9)."""
     hub = consoles(staffed, interval=0.2).hub
     wrong, right = hub.watch("plan:987654321", "UTC", ""), hub.watch("plans", "UTC", "")
     async with asyncio.timeout(20):

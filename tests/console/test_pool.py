@@ -18,7 +18,7 @@ from tests.worker.support import until
 async def test_connections_are_used_again_and_the_audit_has_the_name_of_each(
     dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """OPS-2: one connection serves callers one after the other, each under a name of its own."""
+    """One connection serves callers one after the other, each under a name of its own (OPS-2)."""
     async with Operators(dsn) as operators:
         backends = set()
         for actor in ("ann@example.org", "bob@example.org"):
@@ -33,7 +33,7 @@ async def test_connections_are_used_again_and_the_audit_has_the_name_of_each(
 
 
 async def test_who_waits_too_long_for_a_connection_is_told(dsn: str) -> None:
-    """OPS-3: no caller waits without an end, and the connection that comes back serves the next one."""
+    """No caller waits without an end, and the connection that comes back serves the next one (OPS-3)."""
     async with Operators(dsn, size=1, wait=0.2) as operators:
         async with operators.acting("ann"):
             with pytest.raises(OperatorsBusy, match="all 1 connections"):
@@ -44,7 +44,7 @@ async def test_who_waits_too_long_for_a_connection_is_told(dsn: str) -> None:
 
 
 async def test_a_read_has_a_limit_of_its_own_and_a_change_has_not(dsn: str) -> None:
-    """OPS-3: a slow read ends with a typed error and a remedy; the connection stays usable."""
+    """A slow read ends with a typed error and a remedy; the connection stays usable (OPS-3)."""
     async with Operators(dsn, size=1, read_timeout=0.2) as operators:
         async with operators.acting("ann") as operator:
             backend = driver_of(operator).get_server_pid()
@@ -59,7 +59,7 @@ async def test_a_read_has_a_limit_of_its_own_and_a_change_has_not(dsn: str) -> N
 
 
 async def test_a_read_ends_also_where_the_server_does_not_end_it(dsn: str) -> None:
-    """OPS-3: many statements, each short enough, or a server that is out of reach."""
+    """Many statements, each short enough, or a server that is out of reach (OPS-3)."""
     async with Operators(dsn, size=1, read_timeout=0.1) as operators:
         with pytest.raises(ReadTimeout):
             async with operators.acting("ann") as operator, operator._session.reading() as statements:
@@ -70,7 +70,7 @@ async def test_a_read_ends_also_where_the_server_does_not_end_it(dsn: str) -> No
 
 
 async def test_a_cancelled_caller_leaves_no_transaction_behind(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-3: who closes the browser in the middle of a change takes nothing from the next one."""
+    """Who closes the browser in the middle of a change takes nothing from the next one (OPS-3)."""
     async with Operators(dsn, size=1) as operators:
         entered = asyncio.Event()
 
@@ -92,7 +92,7 @@ async def test_a_cancelled_caller_leaves_no_transaction_behind(dsn: str, conn: a
 
 
 async def test_a_session_that_was_ended_is_replaced(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-2: the caller after the fault notices nothing, and who was in the middle gets a typed error."""
+    """The caller after the fault notices nothing, and who was in the middle gets a typed error (OPS-2)."""
     async with Operators(dsn, size=1) as operators:
         with pytest.raises(DatabaseAway, match="look at the audit"):
             async with operators.acting("ann") as operator:
@@ -111,7 +111,7 @@ async def test_a_session_that_was_ended_is_replaced(dsn: str, conn: asyncpg.Conn
 async def test_the_pool_comes_back_by_itself_after_the_database_was_away(
     own_server: EmbeddedPostgres, own_dsn: str
 ) -> None:
-    """OPS-2: while there is no database every caller gets an error soon, and the first after it is served."""
+    """While there is no database every caller gets an error soon, and the first after it is served (OPS-2)."""
     async with Operators(own_dsn) as operators:
         async with operators.acting("ann") as operator:
             await operator.status()
@@ -137,7 +137,7 @@ async def test_the_pool_comes_back_by_itself_after_the_database_was_away(
 
 
 async def test_a_closed_pool_lends_nothing(dsn: str) -> None:
-    """OPS-3: a request that comes while the process shuts down opens no connection."""
+    """A request that comes while the process shuts down opens no connection (OPS-3)."""
     operators = Operators(dsn)
     async with operators.acting("ann"):
         await operators.close()
@@ -148,7 +148,7 @@ async def test_a_closed_pool_lends_nothing(dsn: str) -> None:
 
 
 def test_roles_are_in_order_and_unknown_ones_are_refused() -> None:
-    """OPS-2: an operator may do what a viewer may, and no name is taken for a role by accident."""
+    """An operator may do what a viewer may, and no name is taken for a role by accident (OPS-2)."""
     ann = Principal("ann", Role.OPERATOR)
     assert ann.may(Role.VIEWER) and ann.may(Role.OPERATOR) and not ann.may(Role.ADMIN)
     assert Role.named("admin") is Role.ADMIN

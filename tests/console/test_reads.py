@@ -76,7 +76,7 @@ async def publish(conn: asyncpg.Connection, event_type: str, payload: dict[str, 
 
 
 async def test_pages_of_delivered_events_follow_each_other(kept: Operator) -> None:
-    """OPS-2: every row once, the newest first, without an offset."""
+    """Every row once, the newest first, without an offset (OPS-2)."""
     first = await kept.events.search(state="delivered", limit=100)
     second = await kept.events.search(state="delivered", limit=100, before=first.next)
     ids = [each.id for each in (*first.events, *second.events)]
@@ -86,7 +86,7 @@ async def test_pages_of_delivered_events_follow_each_other(kept: Operator) -> No
 
 
 async def test_a_filter_that_matches_little_ends_soon_and_says_where(kept: Operator) -> None:
-    """OPS-2: a page examines 20,000 rows and no more; the next one goes on from there, until all were seen."""
+    """A page examines 20,000 rows and no more; the next one goes on from there, until all were seen (OPS-2)."""
     wanted: dict[str, Any] = {"domain_id": "00000000-0000-4000-8000-000000000007"}
     page = await kept.events.search(**wanted)
     assert page.events == [] and page.next == made(KEPT - 19_999)
@@ -99,7 +99,7 @@ async def test_a_filter_that_matches_little_ends_soon_and_says_where(kept: Opera
 
 
 async def test_times_bound_the_search(kept: Operator) -> None:
-    """OPS-2: since and until are places in the order of the ids, so that nothing outside of them is examined."""
+    """Since and until are places in the order of the ids, so that nothing outside of them is examined (OPS-2)."""
     edge = datetime.fromtimestamp(0x0190_0000_0000 / 1000, UTC)
     assert (await kept.events.search(until=edge, limit=5)).events == []
     assert (await kept.events.search(since=edge + timedelta(seconds=1), limit=5)).events == []
@@ -108,7 +108,7 @@ async def test_times_bound_the_search(kept: Operator) -> None:
 
 
 async def test_states_of_every_kind_are_listed(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2: also when there are few of them among many others, and with a handler that is not yet known."""
+    """Also when there are few of them among many others, and with a handler that is not yet known (OPS-2)."""
     await subscribe(conn)
     pending = await publish(conn, "order.placed", {"n": 1})
     others = await publish(conn, "order.lost", {"n": 2})
@@ -150,7 +150,7 @@ async def test_states_of_every_kind_are_listed(conn: asyncpg.Connection, operato
     ],
 )
 async def test_what_cannot_be_searched_for_is_refused(operator: Operator, wrong: dict[str, Any]) -> None:
-    """OPS-3: before anything is read, and with the name of the field."""
+    """Before anything is read, and with the name of the field (OPS-3)."""
     with pytest.raises(ConfigurationError) as refusal:
         await operator.events.search(**wrong)
     assert refusal.value.field in wrong
@@ -160,7 +160,7 @@ async def test_what_cannot_be_searched_for_is_refused(operator: Operator, wrong:
 
 
 async def test_an_event_is_found_by_any_of_its_names(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2: its id, its idempotency key and its producer's key; pending, failed, and handled long ago."""
+    """Its id, its idempotency key and its producer's key; pending, failed, and handled long ago (OPS-2)."""
     keyed = await publish(conn, "order.placed", {"n": 1}, key="order-17", idempotency_key="charge-17")
     (failed,) = await fail(conn)
     for name in ("order-17", "charge-17", str(keyed)):
@@ -170,7 +170,7 @@ async def test_an_event_is_found_by_any_of_its_names(conn: asyncpg.Connection, o
 
 
 async def test_a_key_of_long_ago_is_found_by_what_the_inbox_remembers(kept_dsn: str) -> None:
-    """OPS-2: the newest 20,000 rows are not those, and the whole outbox is not read."""
+    """The newest 20,000 rows are not those, and the whole outbox is not read (OPS-2)."""
     connection = await asyncpg.connect(kept_dsn)
     async with Operator(kept_dsn, actor=ACTOR) as operator:
         early = await operator.events.find("k12")
@@ -200,7 +200,7 @@ async def test_a_key_of_long_ago_is_found_by_what_the_inbox_remembers(kept_dsn: 
 
 
 async def test_causes_are_followed_up_and_effects_down(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2: what caused an event, and what it caused."""
+    """What caused an event, and what it caused (OPS-2)."""
     first = await publish(conn, "order.placed", {})
     second = await publish(conn, "order.charged", {}, causation_id=str(first))
     thirds = [await publish(conn, "mail.sent", {"n": n}, causation_id=str(second)) for n in range(3)]
@@ -216,7 +216,7 @@ async def test_causes_are_followed_up_and_effects_down(conn: asyncpg.Connection,
 
 
 async def test_a_chain_without_an_end_ends(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2: a producer may name anything as the cause: its effect, itself, what is no id, what is gone."""
+    """A producer may name anything as the cause: its effect, itself, what is no id, what is gone (OPS-2)."""
     one, two = [await publish(conn, "a.b", {}) for _ in range(2)]
     odd = await publish(conn, "a.b", {}, causation_id="'; DROP TABLE core.outbox; --")
     lost = await publish(conn, "a.b", {}, causation_id=str(uuid4()))
@@ -234,7 +234,7 @@ async def test_a_chain_without_an_end_ends(conn: asyncpg.Connection, operator: O
 
 
 async def test_effects_are_looked_for_among_what_came_next(kept: Operator) -> None:
-    """OPS-2: among 20,000 rows, and then where that search ended."""
+    """Among 20,000 rows, and then where that search ended (OPS-2)."""
     page = await kept.events.children(made(39_999))
     assert [each.event_id for each in page.children] == [made(40_000)]
     far = await kept.events.children(made(10))
@@ -247,7 +247,7 @@ async def test_effects_are_looked_for_among_what_came_next(kept: Operator) -> No
 async def test_outcomes_of_a_plan_are_counted_by_when_they_were_replayed(
     conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """OPS-2, DLQ-4: in steps that hold every row that was replayed, and no other."""
+    """In steps that hold every row that was replayed, and no other (OPS-2, DLQ-4)."""
     ids = await fail(conn, 9)
     plan = (await operator.plans.create(ids=ids, reason="fixed")).plan.id
     assert await operator.plans.outcomes(plan) == []
@@ -267,7 +267,7 @@ async def test_outcomes_of_a_plan_are_counted_by_when_they_were_replayed(
 
 
 async def test_what_failed_again_is_listed_with_both_errors(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2, DLQ-4: in the plan's order, as it is now."""
+    """In the plan's order, as it is now (OPS-2, DLQ-4)."""
     ids = await fail(conn, 5)
     plan = (await operator.plans.create(ids=ids, reason="fixed")).plan.id
     await operator.failed.replay(ids, reason="fixed")
@@ -289,7 +289,7 @@ async def test_what_failed_again_is_listed_with_both_errors(conn: asyncpg.Connec
 
 
 async def test_groups_have_a_histogram_of_when_they_failed(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2: one statement for all groups, the largest first; what is older is not counted."""
+    """One statement for all groups, the largest first; what is older is not counted (OPS-2)."""
     await fail_with(conn, [CAUSES[0](n) for n in range(10)])
     old = await fail_with(conn, [CAUSES[1](n) for n in range(3)])
     await conn.execute("UPDATE core.outbox SET failed_at = now() - interval '90 minutes' WHERE id = ANY ($1)", old[:2])
@@ -309,7 +309,7 @@ async def test_groups_have_a_histogram_of_when_they_failed(conn: asyncpg.Connect
 async def test_the_audit_of_an_event_has_what_was_done_to_any_delivery(
     conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """OPS-2, DLQ-6: the latest first, and nothing of other events."""
+    """The latest first, and nothing of other events (OPS-2, DLQ-6)."""
     mine, other = await fail(conn, 2)
     await operator.failed.discard([mine, other], reason="both")
     await operator.failed.restore([mine], reason="this one")
@@ -331,7 +331,7 @@ async def request(conn: asyncpg.Connection, scope: str, key: str, *, failed: boo
 
 
 async def test_requests_are_listed_without_what_is_secret(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-2, IDM-1: was this key used, and how did it end?"""
+    """Was this key used, and how did it end? (OPS-2, IDM-1)"""
     for n in range(5):
         await request(conn, f"http:user-{n % 2}", f"key-number-{n}", failed=n == 4)
     page = await operator.requests.page(limit=2)
@@ -365,7 +365,7 @@ async def test_requests_are_listed_without_what_is_secret(conn: asyncpg.Connecti
 
 
 async def test_no_page_reads_more_than_it_may(kept: Operator) -> None:
-    """OPS-2, OBS-4: EXPLAIN on 50,000 rows without statistics: by the primary key, and not the whole table."""
+    """EXPLAIN on 50,000 rows without statistics: by the primary key, and not the whole table (OPS-2, OBS-4)."""
     connection = driver_of(kept)
     filters: dict[str, Any] = dict.fromkeys(
         ("state", "event_type", "source", "generation", "handler", "domain_id", "key")
@@ -400,7 +400,7 @@ def flatten(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 async def test_the_role_of_operators_is_enough(conn: asyncpg.Connection, logins: Logins) -> None:
-    """OBX-2, OPS-2: no right on a table of requests, no other role; a producer's login reads none of it."""
+    """No right on a table of requests, no other role; a producer's login reads none of it (OBX-2, OPS-2)."""
     (id,) = await fail(conn)
     await request(conn, "http:ann", "a-key")
     async with Operator(logins.dsn_of("login_operator"), actor=ACTOR) as operator:

@@ -122,7 +122,7 @@ async def scans(dsn: str) -> tuple[int, int]:
 
 
 async def test_every_page_of_a_large_installation(large: str) -> None:
-    """OPS-2: within the time of a read, in 150 KB, and without reading a whole table; the slowest are printed."""
+    """Within the time of a read, in 150 KB, and without reading a whole table; the slowest are printed (OPS-2)."""
     paths = await addresses(large)
     whole, by_index = await scans(large)
     console = create_console(large, provider=as_role(Role.ADMIN), settings=ConsoleSettings())

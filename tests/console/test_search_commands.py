@@ -42,7 +42,7 @@ def shell(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def test_searching_from_the_command_line(dsn: str, shell: Shell) -> None:
-    """OPS-1: every search has a table and JSON, and says how to go on."""
+    """Every search has a table and JSON, and says how to go on (OPS-1)."""
 
     async def fill() -> tuple[str, str, str]:
         conn = await asyncpg.connect(dsn)

@@ -38,7 +38,7 @@ def logins(folder: Path, *people: tuple[str, Role, str]) -> FileLogins:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.7"])  # noqa: S104
 def test_other_machines_need_a_login(host: str) -> None:
-    """OPS-2, S10: a console that other machines could reach does not start without a provider."""
+    """A console that other machines could reach does not start without a provider (OPS-2, S10)."""
     command = [sys.executable, "-c", "from holdfast.cli import main; main()", "console", "--listen", f"{host}:8424"]
     done = subprocess.run([*command, "--dsn", "postgresql://localhost/none"], capture_output=True, text=True)
     assert done.returncode == 2
@@ -46,7 +46,7 @@ def test_other_machines_need_a_login(host: str) -> None:
 
 
 async def test_on_loopback_everybody_is_the_local_user(filled: str, consoles: Consoles) -> None:
-    """S10: that is documented, and Host, origin and tokens hold all the same."""
+    """That is documented, and Host, origin and tokens hold all the same (S10)."""
     async with Browser(consoles(filled, LocalUser("ada"))) as browser:
         assert "ada" in (await browser.get("/")).text
         assert (await browser.get("/", headers={"host": "evil.example"})).status_code == 421
@@ -54,7 +54,7 @@ async def test_on_loopback_everybody_is_the_local_user(filled: str, consoles: Co
 
 
 async def test_logging_in_and_out(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S10, S12: the session is a cookie that no script reads and no other site sends, and ends with the log-out."""
+    """The session is a cookie that no script reads and no other site sends, and ends with the log-out (S10, S12)."""
     provider = logins(tmp_path, ("ada", Role.OPERATOR, "correct horse battery"))
     async with Browser(consoles(filled, provider)) as browser:
         asked = await browser.get("/")
@@ -74,7 +74,7 @@ async def test_logging_in_and_out(filled: str, consoles: Consoles, tmp_path: Pat
 
 
 async def test_cookies_are_secure_behind_https(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S12: and have a name that no other host can set."""
+    """And have a name that no other host can set (S12)."""
     provider = logins(tmp_path, ("ada", Role.OPERATOR, "correct horse battery"))
     async with Browser(consoles(filled, provider, https=True), base="https://127.0.0.1:8424") as browser:
         right = await browser.submit("/login", "/login", name="ada", secret="correct horse battery")
@@ -83,7 +83,7 @@ async def test_cookies_are_secure_behind_https(filled: str, consoles: Consoles, 
 
 
 async def test_a_removed_line_ends_the_session(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S10, S11: and a changed role counts at once."""
+    """And a changed role counts at once (S10, S11)."""
     provider = logins(tmp_path, ("ada", Role.OPERATOR, "correct horse battery"), ("bob", Role.VIEWER, "x" * 12))
     async with Browser(consoles(filled, provider)) as browser:
         await browser.submit("/login", "/login", name="ada", secret="correct horse battery")
@@ -96,7 +96,7 @@ async def test_a_removed_line_ends_the_session(filled: str, consoles: Consoles, 
 
 
 async def test_a_new_password_ends_the_sessions_of_the_old_one(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S10: whoever has taken a session loses it with the change that is made because of that."""
+    """Whoever has taken a session loses it with the change that is made because of that (S10)."""
     console = consoles(filled, logins(tmp_path, ("ada", Role.ADMIN, "correct horse")))
     async with Browser(console) as browser:
         await browser.submit("/login", "/login", name="ada", secret="correct horse")
@@ -108,7 +108,7 @@ async def test_a_new_password_ends_the_sessions_of_the_old_one(filled: str, cons
 async def test_a_cookie_says_nothing_where_a_proxy_says_who_asks(
     filled: str, consoles: Consoles, tmp_path: Path
 ) -> None:
-    """S10: a session of another console with the same secret is none of this one's."""
+    """A session of another console with the same secret is none of this one's (S10)."""
     first = consoles(
         filled, logins(tmp_path, ("ada", Role.ADMIN, "correct horse")), secret="a secret that two consoles share"
     )
@@ -126,14 +126,14 @@ async def test_a_cookie_says_nothing_where_a_proxy_says_who_asks(
 
 
 async def test_guesses_that_come_side_by_side_count(tmp_path: Path) -> None:
-    """S10: sixteen at once are not looked at, all of them."""
+    """Sixteen at once are not looked at, all of them (S10)."""
     provider = logins(tmp_path, ("ada", Role.ADMIN, "correct horse"))
     found = await asyncio.gather(*(provider.log_in("ada", f"guess {n}", "127.0.0.1") for n in range(16)))
     assert found.count(None) == FREE_ATTEMPTS and sum(isinstance(each, float) for each in found) == 11
 
 
 async def test_a_stranger_locks_nobody_out(tmp_path: Path) -> None:
-    """S10: who guesses the password of a person waits, and the person, at another address, does not."""
+    """Who guesses the password of a person waits, and the person, at another address, does not (S10)."""
     provider = logins(tmp_path, ("ada", Role.ADMIN, "correct horse"))
     for n in range(8):
         await provider.log_in("ada", f"guess {n}", "203.0.113.7")
@@ -142,7 +142,7 @@ async def test_a_stranger_locks_nobody_out(tmp_path: Path) -> None:
 
 
 async def test_guesses_from_many_addresses_are_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S10: after as many as nobody mistypes, whatever the address is."""
+    """After as many as nobody mistypes, whatever the address is (S10)."""
     provider = logins(tmp_path, ("bob", Role.ADMIN, "correct horse"))
     assert provider.passwords is not None
     monkeypatch.setattr(provider.passwords, "verify", lambda name, secret: None)  # a hash takes tens of milliseconds
@@ -152,7 +152,7 @@ async def test_guesses_from_many_addresses_are_slowed_down(tmp_path: Path, monke
 
 
 async def test_wrong_tokens_do_not_lock_the_right_ones_out(tmp_path: Path) -> None:
-    """S10: everybody may come from the one address of a proxy."""
+    """Everybody may come from the one address of a proxy (S10)."""
     (tmp_path / "tokens").write_text(token_line("bot", Role.VIEWER, token := new_token()) + "\n")
     (tmp_path / "tokens").chmod(0o600)
     provider = FileLogins(None, Tokens(tmp_path / "tokens"))
@@ -162,7 +162,7 @@ async def test_wrong_tokens_do_not_lock_the_right_ones_out(tmp_path: Path) -> No
 
 
 def test_a_file_that_becomes_writable_lets_nobody_in(tmp_path: Path) -> None:
-    """S10: whoever its owner is."""
+    """Whoever its owner is (S10)."""
     passwords = logins(tmp_path, ("ada", Role.ADMIN, "correct horse")).passwords
     assert passwords is not None and passwords.verify("ada", "correct horse") is not None
     (tmp_path / "people").chmod(0o666)
@@ -170,7 +170,7 @@ def test_a_file_that_becomes_writable_lets_nobody_in(tmp_path: Path) -> None:
 
 
 async def test_guessing_is_slowed_down(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S10: after some attempts they are not looked at for a while, even the right one."""
+    """After some attempts they are not looked at for a while, even the right one (S10)."""
     provider = logins(tmp_path, ("ada", Role.OPERATOR, "correct horse battery"))
     async with Browser(consoles(filled, provider)) as browser:
         for _ in range(FREE_ATTEMPTS):
@@ -182,7 +182,7 @@ async def test_guessing_is_slowed_down(filled: str, consoles: Consoles, tmp_path
 
 
 async def test_tools_send_a_token(filled: str, consoles: Consoles, tmp_path: Path) -> None:
-    """S10: with every request; a wrong one is nobody."""
+    """With every request; a wrong one is nobody (S10)."""
     token = new_token()
     file = tmp_path / "tokens"
     file.write_text(token_line("robot", Role.VIEWER, token) + "\n")
@@ -215,7 +215,7 @@ def test_lines_that_are_wrong_are_refused(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_proxy_is_believed_from_its_address_alone(filled: str, consoles: Consoles) -> None:
-    """S10: a header that somebody else sends names nobody."""
+    """A header that somebody else sends names nobody (S10)."""
     provider = ProxyHeader("X-Forwarded-User", trusted=["10.0.0.0/24"], roles={"ada": Role.ADMIN})
     console = consoles(filled, provider)
     named = {"x-forwarded-user": "ada"}
@@ -253,7 +253,7 @@ async def test_the_role_of_a_proxy_is_one_of_ours() -> None:
     ],
 )
 async def test_changes_come_from_our_own_pages(filled: str, consoles: Consoles, headers: dict[str, str]) -> None:
-    """S12: whatever cookies and tokens the browser sends along."""
+    """Whatever cookies and tokens the browser sends along (S12)."""
     async with Browser(consoles(filled)) as browser:
         data = {"_token": await browser.token(), "theme": "dark", "zone": "UTC", "keys": "on"}
         assert (await browser.post("/preferences", data=data, headers=headers)).status_code == 403
@@ -272,7 +272,7 @@ async def test_a_token_is_of_one_browser_and_one_person(filled: str, consoles: C
 
 
 def test_nothing_changes_by_get() -> None:
-    """S12: every page that changes something does so by POST, and asks for a role above the viewer's."""
+    """Every page that changes something does so by POST, and asks for a role above the viewer's (S12)."""
     changing = [page for page in PAGES if page.post is not None]
     assert changing
     assert {page.name for page in changing if page.post_role == Role.VIEWER} <= {"preferences"}
@@ -282,7 +282,7 @@ def test_nothing_changes_by_get() -> None:
 
 
 async def test_every_answer_has_the_headers(filled: str, consoles: Consoles) -> None:
-    """S14, S13: also errors and static files; the nonce is another one each time."""
+    """Also errors and static files; the nonce is another one each time (S14, S13)."""
     nonces = set()
     async with Browser(consoles(filled)) as browser:
         for path in ("/", "/nothing", "/static/console.js", "/preferences"):
@@ -316,7 +316,7 @@ async def test_every_answer_has_the_headers(filled: str, consoles: Consoles) -> 
     ],
 )
 async def test_only_our_hosts_are_answered(filled: str, consoles: Consoles, host: str, status: int) -> None:
-    """S15: a name that was made to lead here is not answered, on loopback as well."""
+    """A name that was made to lead here is not answered, on loopback as well (S15)."""
     async with Browser(consoles(filled, allowed_hosts=("console.example",))) as browser:
         assert (await browser.get("/", headers={"host": host})).status_code == status
 
@@ -339,7 +339,7 @@ async def test_forms_are_bounded(filled: str, consoles: Consoles) -> None:
 async def test_forms_that_cannot_be_read_are_refused(
     filled: str, consoles: Consoles, tmp_path: Path, path: str, body: bytes
 ) -> None:
-    """S9: on the pages of logging in and out as well."""
+    """On the pages of logging in and out as well (S9)."""
     provider = logins(tmp_path, ("ada", Role.OPERATOR, "correct horse battery"))
     headers = {**ORIGIN, "content-type": "application/x-www-form-urlencoded"}
     async with Browser(consoles(filled, provider)) as browser:
@@ -350,7 +350,7 @@ async def test_forms_that_cannot_be_read_are_refused(
 
 @pytest.mark.parametrize("payload", ["[" * 100_000, '{"a":' * 10_000, "{", "9" * 5_000], ids=lambda each: each[:5])
 async def test_payloads_that_cannot_be_read_are_refused(filled: str, consoles: Consoles, payload: str) -> None:
-    """S9: however deep they are."""
+    """However deep they are (S9)."""
     async with Browser(consoles(filled)) as browser:
         answer = await browser.submit("/events/0199c1f2-5f2e-7a53-8d54-0d6a2f1f9a11/edit", payload=payload, reason="x")
         assert answer.status_code == 400 and "payload" in answer.text
@@ -367,7 +367,7 @@ async def test_payloads_that_cannot_be_read_are_refused(filled: str, consoles: C
 async def test_errors_of_the_database_show_no_row(
     filled: str, consoles: Consoles, error: type[asyncpg.PostgresError], title: str, shown: str
 ) -> None:
-    """S9, S11: the server quotes the row that it refuses, with its values; and a refusal is no outage."""
+    """The server quotes the row that it refuses, with its values; and a refusal is no outage (S9, S11)."""
     console = consoles(filled)
     row = {"S": "ERROR", "C": error.sqlstate, "M": "it was refused", "D": "Failing row contains (41, 4111-canary)."}
 
@@ -392,7 +392,7 @@ async def test_pages_have_no_inline_script_or_style(filled: str, consoles: Conso
 
 
 async def test_a_role_does_not_see_what_it_may_not_do(filled: str, consoles: Consoles) -> None:
-    """S11: nor does it do it."""
+    """Nor does it do it (S11)."""
     async with Browser(consoles(filled, as_role(Role.VIEWER))) as browser:
         token = await browser.token()
         for page in PAGES:

@@ -1,7 +1,7 @@
-"""OPS-3: the command line, the HTTP API, the tools of assistants and the console are skins of the same verbs.
+"""The command line, the HTTP API, the tools of assistants and the console are skins of the same verbs.
 
 Each verb is asked for in every skin, on the same rows: the result, the rows after it, and the line in the audit are the
-same, but for who is named; and what is refused is refused with the same words.
+same, but for who is named; and what is refused is refused with the same words (OPS-3).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def after(conn: asyncpg.Connection, actor: str) -> tuple[list[Any], list[A
 
 @pytest.mark.parametrize("case", CASES)
 async def test_every_skin_does_the_same(conn: asyncpg.Connection, all_skins: dict[str, Skin], case: str) -> None:
-    """OPS-3, DLQ-6: the same result, the same rows after it, and the same line in the audit."""
+    """The same result, the same rows after it, and the same line in the audit (OPS-3, DLQ-6)."""
     verb, given = CASES[case]
     seen: dict[str, tuple[Any, ...]] = {}
     for name, skin in all_skins.items():
@@ -140,7 +140,7 @@ async def refusals(conn: asyncpg.Connection, found: dict[str, Skin], verb: str, 
 async def test_every_skin_refuses_with_the_same_words(
     conn: asyncpg.Connection, all_skins: dict[str, Skin], case: str
 ) -> None:
-    """OPS-3: the field, the problem and the remedy."""
+    """The field, the problem and the remedy (OPS-3)."""
     said = await refusals(conn, all_skins, *REFUSALS[case])
     assert len(said) == 1, said
 
@@ -149,6 +149,6 @@ async def test_every_skin_refuses_with_the_same_words(
 async def test_what_a_skin_does_not_take_is_named_in_all_of_them(
     conn: asyncpg.Connection, all_skins: dict[str, Skin], case: str
 ) -> None:
-    """OPS-3: the field is named."""
+    """The field is named (OPS-3)."""
     verb, given, field = OWN_WORDS[case]
     assert all(re.match(field, each) for each in await refusals(conn, all_skins, verb, given))

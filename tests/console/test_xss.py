@@ -1,4 +1,4 @@
-"""S13: what producers write is shown as text, on every page, in every field that they control."""
+"""What producers write is shown as text, on every page, in every field that they control (S13)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_there_are_fifty() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.get is not None], ids=lambda page: page.name)
 async def test_every_page_shows_them_as_text(poisoned: str, consoles: Consoles, page: object) -> None:
-    """S13: no element, attribute or address of a page is a producer's, and nothing hides in it."""
+    """No element, attribute or address of a page is a producer's, and nothing hides in it (S13)."""
     async with Browser(consoles(poisoned, trace_url="https://traces.example/{trace_id}")) as browser:
         answer = await browser.get(await address_of(page, poisoned))
         assert answer.status_code in (200, 303, 400, 404), answer.text[:300]
@@ -130,7 +130,7 @@ async def test_every_page_shows_them_as_text(poisoned: str, consoles: Consoles, 
 
 @pytest.mark.parametrize("path", ["/failures?tab=events", "/events?status=pending", "/failures?sample=x", "/"])
 async def test_lists_show_them_as_text(poisoned: str, consoles: Consoles, path: str) -> None:
-    """S13: and they are there, to be read."""
+    """And they are there, to be read (S13)."""
     async with Browser(consoles(poisoned)) as browser:
         text = (await browser.get(path)).text
         assert faults_of(text) == [] and not HIDDEN.search(text)
@@ -140,7 +140,7 @@ async def test_lists_show_them_as_text(poisoned: str, consoles: Consoles, path: 
 
 
 async def test_one_event_shows_them_as_text(poisoned: str, consoles: Consoles) -> None:
-    """S13: type, source, target, handler, keys, payload, headers, errors, traceback, cycles, notes, trace."""
+    """Type, source, target, handler, keys, payload, headers, errors, traceback, cycles, notes, trace (S13)."""
     conn = await asyncpg.connect(poisoned)
     ids = [row["id"] for row in await conn.fetch("SELECT id FROM core.outbox ORDER BY id")]
     await conn.close()
@@ -152,7 +152,7 @@ async def test_one_event_shows_them_as_text(poisoned: str, consoles: Consoles) -
 
 @pytest.mark.parametrize("vector", VECTORS)
 async def test_addresses_show_them_as_text(filled: str, consoles: Consoles, vector: str) -> None:
-    """S13: also in the page of an error, and in what the palette finds."""
+    """Also in the page of an error, and in what the palette finds (S13)."""
     async with Browser(consoles(filled)) as browser:
         for path, name in (("/failures", "handler"), ("/failures", "group"), ("/events", "key"), ("/go", "q")):
             answer = await browser.get(path, params={name: vector})
@@ -164,7 +164,7 @@ async def test_addresses_show_them_as_text(filled: str, consoles: Consoles, vect
 
 
 async def test_live_parts_show_them_as_text(poisoned: str, consoles: Consoles) -> None:
-    """S13: what is sent later is made of the same templates."""
+    """What is sent later is made of the same templates (S13)."""
     console = consoles(poisoned)
     snapshot = await console.hub.latest("overview")
     for id in console.hub._feeds["overview"].fragments(snapshot.value):

@@ -305,7 +305,7 @@ async def caller(request: pytest.FixtureRequest, contract_dsn: str) -> AsyncIter
 async def test_the_event_exists_once_the_transaction_commits(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-1: publishing never commits; nobody sees the event before its transaction ends."""
+    """Publishing never commits; nobody sees the event before its transaction ends (PUB-1)."""
     await caller.execute("CREATE TABLE IF NOT EXISTS orders (id int)")
     await done(publisher.publish(caller.tx, "order.placed", {"n": 1}))
     await done(publisher.publish_many(caller.tx, [NewEvent("order.paid", {}), NewEvent("order.sent", {})]))
@@ -326,7 +326,7 @@ async def test_the_event_vanishes_with_its_transaction(
 
 
 async def test_the_event_vanishes_with_its_savepoint(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-1, E6: what was published before and after the savepoint stays."""
+    """What was published before and after the savepoint stays (PUB-1, E6)."""
     await done(publisher.publish(caller.tx, "order.before", {}))
     back = await caller.savepoint()
     await done(publisher.publish(caller.tx, "order.inside", {}))
@@ -351,7 +351,7 @@ def stored_envelope(row: asyncpg.Record) -> EventEnvelope:
 
 
 async def test_the_envelope_is_what_is_stored(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-1, ENV-1: every field, whatever characters are in it."""
+    """Every field, whatever characters are in it (PUB-1, ENV-1)."""
     event_id, domain_id = uuid.uuid4(), uuid.uuid4()
     envelope = await done(
         publisher.publish(
@@ -384,7 +384,7 @@ async def test_the_envelope_is_what_is_stored(caller: Transaction, publisher: Pu
 
 
 async def test_the_least_envelope_is_what_is_stored(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-1: defaults are made before the insert, so the caller knows them."""
+    """Defaults are made before the insert, so the caller knows them (PUB-1)."""
     envelope = await done(publisher.publish(caller.tx, "order.placed", {}))
     await caller.commit()
     row = await reader.row()
@@ -397,7 +397,7 @@ async def test_the_least_envelope_is_what_is_stored(caller: Transaction, publish
 
 
 async def test_many_events_in_one_call(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2: none, one, a few or thousands at a time, in order, each with its own options."""
+    """None, one, a few or thousands at a time, in order, each with its own options (PUB-2)."""
     expected: list[tuple[Any, ...]] = []
     for count in (0, 1, 7, 12_000):
         options = [{"target": "billing" if n % 2 else None, "priority": n % 3} for n in range(count)]
@@ -413,7 +413,7 @@ async def test_many_events_in_one_call(caller: Transaction, publisher: Publisher
 
 
 async def test_many_events_are_stored_like_one(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2: with all options, with none, and with the two side by side."""
+    """With all options, with none, and with the two side by side (PUB-2)."""
     options: dict[str, Any] = {
         "event_id": uuid.uuid4(),
         "event_version": 3,
@@ -448,7 +448,7 @@ async def test_many_events_are_stored_like_one(caller: Transaction, publisher: P
 
 
 async def test_one_bad_event_of_many_refuses_all(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2, PUB-3: all are checked before the first is written."""
+    """All are checked before the first is written (PUB-2, PUB-3)."""
     events = [NewEvent("order.placed", {"n": n}) for n in range(6000)]
     events[-1] = NewEvent("order.placed", {"bad": "\0"})
     with pytest.raises(PayloadError) as refused:
@@ -466,7 +466,7 @@ async def test_one_bad_event_of_many_refuses_all(caller: Transaction, publisher:
 
 
 async def test_delays_run_on_the_databases_clock(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2: seconds and timedeltas count from the transaction's now, moments are moments."""
+    """Seconds and timedeltas count from the transaction's now, moments are moments (PUB-2)."""
     later = datetime(2090, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     options: list[dict[str, Any]] = [
         {"delay": 90},
@@ -501,7 +501,7 @@ async def test_delays_run_on_the_databases_clock(caller: Transaction, publisher:
 
 
 async def test_a_key_belongs_to_one_pending_event(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2: a second publish with the key changes nothing, and answers the id of the first."""
+    """A second publish with the key changes nothing, and answers the id of the first (PUB-2)."""
     first = await done(publisher.publish(caller.tx, "order.remind", {"n": 1}, key="order 1", delay=60))
     again = await done(publisher.publish(caller.tx, "order.remind", {"n": 2}, key="order 1", delay=99))
     other = await done(publisher.publish(caller.tx, "order.remind", {"n": 3}, key="order 2", delay=60))
@@ -515,7 +515,7 @@ async def test_a_key_belongs_to_one_pending_event(caller: Transaction, publisher
 async def test_a_key_can_reschedule_the_pending_event(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-2: with on_duplicate="reschedule" the event keeps its content and gets the new time."""
+    """With on_duplicate="reschedule" the event keeps its content and gets the new time (PUB-2)."""
     later = datetime(2090, 5, 6, tzinfo=UTC)
     for time in ({"delay": 60}, {"delay": 120}, {"available_at": later}, {}, {"delay": 7.5}):
         await done(
@@ -532,7 +532,7 @@ async def test_a_key_can_reschedule_the_pending_event(
 async def test_a_pending_event_is_rescheduled_by_its_key(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-2: to a moment or by a delay; false when nothing pending has the key."""
+    """To a moment or by a delay; false when nothing pending has the key (PUB-2)."""
     later = datetime(2090, 5, 6, tzinfo=UTC)
     await done(publisher.publish(caller.tx, "order.remind", {}, key="k", delay=60))
     assert await done(publisher.reschedule(caller.tx, "k", available_at=later)) is True
@@ -545,7 +545,7 @@ async def test_a_pending_event_is_rescheduled_by_its_key(
 async def test_a_pending_event_is_cancelled_by_its_key(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-2: it is kept as cancelled, is no dead letter, and the key is free again."""
+    """It is kept as cancelled, is no dead letter, and the key is free again (PUB-2)."""
     await done(publisher.publish(caller.tx, "order.remind", {"n": 1}, key="k", delay=60))
     assert await done(Publisher("somebody.else").cancel(caller.tx, "k")) is False
     assert await done(publisher.cancel(caller.tx, "k")) is True
@@ -565,7 +565,7 @@ async def test_a_pending_event_is_cancelled_by_its_key(
 
 
 async def test_headers_and_the_chain_of_causes(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-2: beside the envelope, as text."""
+    """Beside the envelope, as text (PUB-2)."""
     headers = {"tenant": "acme", "quote": 'it\'s "so" %s \u20ac'}
     await done(
         publisher.publish(caller.tx, "order.placed", {}, headers=headers, correlation_id="c-1", causation_id="e-1")
@@ -580,7 +580,7 @@ async def test_headers_and_the_chain_of_causes(caller: Transaction, publisher: P
 async def test_what_a_handler_publishes_inherits_the_chain(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-2, OBS-2: correlation and causation ids, headers and trace; what the handler gives wins."""
+    """Correlation and causation ids, headers and trace; what the handler gives wins (PUB-2, OBS-2)."""
     context = HandlerContext(uuid.uuid4(), uuid.uuid4(), "billing.charge", 1, {"tenant": "acme"}, "00-trace")
     token = current_context.set(context)
     try:
@@ -713,7 +713,7 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def test_bad_input_is_refused_before_any_sql(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-3, D1, D2: a typed error that names the field and the remedy, and a transaction that goes on."""
+    """A typed error that names the field and the remedy, and a transaction that goes on (PUB-3, D1, D2)."""
     cases: list[tuple[str, str, dict[str, Any]]] = [
         *((name, field, {"payload": payload}) for name, (field, payload) in BAD_PAYLOADS.items()),
         *((name, field, arguments) for name, (field, arguments) in BAD_FIELDS.items()),
@@ -735,7 +735,7 @@ async def test_bad_input_is_refused_before_any_sql(caller: Transaction, publishe
 
 
 async def test_a_bad_key_is_refused_before_any_sql(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """PUB-3: by cancel and reschedule as well."""
+    """By cancel and reschedule as well (PUB-3)."""
     keys: list[Any] = ["", "a\0", "\ud800", "k" * 256, None, 5]
     times: list[dict[str, Any]] = [
         {"delay": -1},
@@ -761,7 +761,7 @@ async def test_a_bad_key_is_refused_before_any_sql(caller: Transaction, publishe
 async def test_text_of_another_class_is_stored_as_text(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-3: drivers would write an enum member's name, or refuse it."""
+    """Drivers would write an enum member's name, or refuse it (PUB-3)."""
     await done(
         publisher.publish(
             caller.tx,
@@ -782,7 +782,7 @@ async def test_text_of_another_class_is_stored_as_text(
 
 
 async def test_a_payload_at_the_limit_is_stored(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """D2, D3: 256 KiB of JSON text, many bytes a character, and a limit of the publisher's own."""
+    """256 KiB of JSON text, many bytes a character, and a limit of the publisher's own (D2, D3)."""
     whole = {"a": "\u20ac" * ((262_144 - len('{"a": "x"}')) // 3) + "x"}
     whole["a"] += "x" * (262_144 - len(json.dumps(whole, ensure_ascii=False).encode()))
     await done(publisher.publish(caller.tx, "order.placed", whole))
@@ -801,7 +801,7 @@ async def test_a_payload_at_the_limit_is_stored(caller: Transaction, publisher: 
 async def test_without_a_transaction_nothing_is_published(
     contract_dsn: str, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-1: an event that commits by itself is tied to no change; drivers that begin by themselves are told apart."""
+    """An event that commits by itself is tied to no change; drivers that begin by themselves are told apart (PUB-1)."""
     events = [NewEvent("order.placed", {})]
 
     async def refused(tx: Any) -> None:
@@ -832,7 +832,7 @@ async def test_without_a_transaction_nothing_is_published(
 
 
 async def test_an_autocommit_engine_publishes_nothing(contract_dsn: str, publisher: Publisher, reader: Reader) -> None:
-    """PUB-1: SQLAlchemy commits every statement by itself there; a connection that is set otherwise is accepted."""
+    """SQLAlchemy commits every statement by itself there; a connection that is set otherwise is accepted (PUB-1)."""
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
     engine = sqlalchemy.create_engine(_url(contract_dsn, "psycopg"), **options)
     try:
@@ -861,7 +861,7 @@ async def test_an_autocommit_engine_publishes_nothing(contract_dsn: str, publish
 async def test_a_connection_set_to_autocommit_publishes_nothing(
     contract_dsn: str, publisher: Publisher, reader: Reader
 ) -> None:
-    """PUB-1: on an engine that begins transactions, one connection or session may still be set to commit by itself."""
+    """On an engine that begins transactions, one connection or session may still be set to commit by itself (PUB-1)."""
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
     calls: list[Callable[[Any], Any]] = [
         lambda tx: publisher.publish(tx, "order.placed", {}),
@@ -895,7 +895,7 @@ async def test_a_connection_set_to_autocommit_publishes_nothing(
 
 
 async def test_each_refusal_is_an_error_of_its_own(contract_dsn: str, publisher: Publisher) -> None:
-    """PUB-1: an error that is shared keeps the frames of every call that ever raised it."""
+    """An error that is shared keeps the frames of every call that ever raised it (PUB-1)."""
     refusals: list[FieldError] = []
     with psycopg.connect(contract_dsn, autocommit=True) as connection:
         for _ in range(3):
@@ -908,7 +908,7 @@ async def test_each_refusal_is_an_error_of_its_own(contract_dsn: str, publisher:
 
 @pytest.mark.parametrize("tx", [None, object(), "postgresql://host/db", 5], ids=["None", "object", "text", "number"])
 async def test_what_is_no_transaction_is_refused(publisher: Publisher, tx: Any) -> None:
-    """PUB-1: with the list of what is."""
+    """With the list of what is (PUB-1)."""
     with pytest.raises(FieldError, match="asyncpg, psycopg or Django connection, or a SQLAlchemy session") as refused:
         await done(publisher.publish(tx, "order.placed", {}))
     assert refused.value.field == "tx"
@@ -917,7 +917,7 @@ async def test_what_is_no_transaction_is_refused(publisher: Publisher, tx: Any) 
 async def test_another_isolation_level_is_no_obstacle(
     caller: Transaction, publisher: Publisher, reader: Reader
 ) -> None:
-    """B13: serializable and repeatable read transactions publish, also with a key."""
+    """Serializable and repeatable read transactions publish, also with a key (B13)."""
     if isinstance(caller, AsyncpgTransaction):
         await caller.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
     else:
@@ -930,7 +930,7 @@ async def test_another_isolation_level_is_no_obstacle(
 
 
 async def test_odd_session_settings_change_nothing(caller: Transaction, publisher: Publisher, reader: Reader) -> None:
-    """C2: time zone, date style and interval style of the caller's session."""
+    """Time zone, date style and interval style of the caller's session (C2)."""
     for setting in ("TimeZone = 'Asia/Kathmandu'", "DateStyle = 'SQL, DMY'", "IntervalStyle = 'sql_standard'"):
         await caller.execute(f"SET LOCAL {setting}")
     moment = datetime(2090, 2, 3, 4, 5, 6, 789012, tzinfo=UTC)

@@ -44,7 +44,7 @@ def words(text: str) -> set[str]:
 
 @pytest.mark.parametrize("module", sorted(name for name in SECTIONS if name.startswith("holdfast")))
 def test_every_exported_name_is_in_its_section(module: str) -> None:
-    """RUN-1: a name that users may import is found in the text of the page."""
+    """A name that users may import is found in the text of the page (RUN-1)."""
     found = exported(importlib.import_module(module))
     if module == "holdfast.telemetry":
         found |= {"Fact", "Observer"}
@@ -52,7 +52,7 @@ def test_every_exported_name_is_in_its_section(module: str) -> None:
 
 
 def test_every_module_that_exports_names_has_a_section() -> None:
-    """RUN-1: packages and contracts with `__all__`, and the integrations."""
+    """Packages and contracts with `__all__`, and the integrations (RUN-1)."""
     package = ROOT / "src" / "holdfast"
     public = {f"holdfast.{file.parent.name}" for file in package.glob("*/__init__.py") if "__all__" in file.read_text()}
     public |= {f"holdfast.{file.stem}" for file in package.glob("[a-z]*.py") if "__all__" in file.read_text()}
@@ -62,7 +62,7 @@ def test_every_module_that_exports_names_has_a_section() -> None:
 
 @pytest.mark.parametrize("name", sorted(holdfast.__all__))
 def test_every_name_of_the_package_is_in_an_example(name: str) -> None:
-    """RUN-1: which tests/docs/test_snippets.py runs."""
+    """Which tests/docs/test_snippets.py runs (RUN-1)."""
     assert re.search(rf"\b{name}\b", CODE)
 
 
@@ -75,7 +75,7 @@ def imported() -> Iterator[tuple[str, str]]:
 
 
 def test_every_name_that_an_example_imports_is_named() -> None:
-    """RUN-1: what is not on the page may change. Errors have a page of their own."""
+    """What is not on the page may change. Errors have a page of their own (RUN-1)."""
     pages = {module: PAGE for module, _ in imported()} | {"holdfast.errors": read("docs/errors.md")}
     missing = {(module, name) for module, name in imported() if name not in words(pages[module])}
     assert sorted(missing) == []
@@ -93,7 +93,7 @@ ENTRIES = [
 
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_every_method_is_named(kind: type) -> None:
-    """RUN-1: also `Publisher.bind`, `registry.include` and their like."""
+    """Also `Publisher.bind`, `registry.include` and their like (RUN-1)."""
     methods = {name for name, value in vars(kind).items() if name[0] != "_" and callable(value)} - INTERNAL
     assert sorted(methods - words(PAGE) - set(re.findall(r"\.(\w+)\(", CODE))) == []
 
@@ -102,7 +102,7 @@ def test_every_method_is_named(kind: type) -> None:
 
 
 def test_every_fact_is_listed() -> None:
-    """OBS-1: with all of its fields."""
+    """With all of its fields (OBS-1)."""
     rows = {row[0].strip("`"): row[2] for row in table(OBSERVERS["The facts"])}
     assert set(rows) == {kind.__name__ for kind in Fact.__args__}
     for kind in Fact.__args__:
@@ -140,7 +140,7 @@ def texts(given: ast.expr, function: ast.AST) -> Iterator[str]:
 
 
 def test_every_notice_is_listed() -> None:
-    """OBS-1: what a log says can be looked up."""
+    """What a log says can be looked up (OBS-1)."""
     listed = names(table(OBSERVERS["The notices"]))
     assert listed == sorted(listed)
     assert set(listed) == set(noticed())
@@ -150,7 +150,7 @@ def test_every_notice_is_listed() -> None:
 
 
 def test_the_parameters_of_an_address_are_those_of_the_driver() -> None:
-    """SEC-1: each is understood and not handed to the server as a setting; one that is not listed is handed on."""
+    """Each is understood and not handed to the server as a setting; one that is not listed is handed on (SEC-1)."""
     code = inspect.getsource(connect_utils._parse_connect_dsn_and_args)
     understood = set(re.findall(r"query\.pop\(\s*'(\w+)'", code))
     rows = table(sections(read("docs/connections.md"))["Parameters"])

@@ -63,7 +63,7 @@ def _processes_with(mark: str) -> list[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("substrate", [None, "nats", "redis", "rabbitmq"])
 def test_the_demo_loses_nothing_when_its_worker_is_killed(marked: dict[str, str], substrate: str | None) -> None:
-    """RUN-1, SCL-2, P1, P2: orders before, without and after the worker reach both handlers, in the ledger once."""
+    """Orders before, without and after the worker reach both handlers, in the ledger once (RUN-1, SCL-2, P1, P2)."""
     command = [*DEMO, "--for", "12", "--json", *(["--substrate", substrate] if substrate else [])]
     run = subprocess.run(command, cwd=ROOT, env=marked, capture_output=True, timeout=200)
     assert run.returncode == 0, run.stderr.decode()
@@ -87,7 +87,7 @@ def test_the_demo_loses_nothing_when_its_worker_is_killed(marked: dict[str, str]
 
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_everything(marked: dict[str, str]) -> None:
-    """RUN-1: whatever the demo was doing; the fixture looks for processes that are left."""
+    """Whatever the demo was doing; the fixture looks for processes that are left (RUN-1)."""
     process = subprocess.Popen([*DEMO, "--for", "30"], cwd=ROOT, env=marked, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_everything(marked: dict[str, str]) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_person_at_the_keys(marked: dict[str, str]) -> None:
-    """RUN-1, E: stop the worker, create orders, start it, watch it drain; the terminal is as it was."""
+    """Stop the worker, create orders, start it, watch it drain; the terminal is as it was (RUN-1)."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)  # the server's user has to get there
     screen, terminal = pty.openpty()
@@ -148,7 +148,7 @@ def test_a_person_at_the_keys(marked: dict[str, str]) -> None:
 
 
 async def test_the_reckoning_is_honest(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """RUN-1: what was not delivered to both handlers is lost, and a second row in the ledger is a duplicate."""
+    """What was not delivered to both handlers is lost, and a second row in the ledger is a duplicate (RUN-1)."""
     await conn.execute((ROOT / "examples/orders/schema.sql").read_text())
     orders = [uuid4() for _ in range(4)]
     sent = tmp_path / "sent.txt"
@@ -169,7 +169,7 @@ async def test_the_reckoning_is_honest(dsn: str, conn: asyncpg.Connection, tmp_p
 
 
 async def test_reactions_and_schedules_are_counted(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """RUN-1, IDM-3, IDM-4: by the inbox and by the books; what another handler did, or nobody, is not counted."""
+    """By the inbox and by the books; what another handler did, or nobody, is not counted (RUN-1, IDM-3, IDM-4)."""
     await conn.execute((ROOT / "examples/orders/schema.sql").read_text())
     orders = [uuid4() for _ in range(3)]
     for order, handler in zip(orders, ("storefront.count_order", "storefront.count_order", HANDLERS[0]), strict=True):
@@ -203,7 +203,7 @@ INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES ($
 
 
 def test_a_loss_or_a_duplicate_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """RUN-1: the exit code says so."""
+    """The exit code says so (RUN-1)."""
     fine = {"orders": 1, "delivered": 1, "lost": 0, "effect_duplicates": 0, "confirmation_duplicates": 1, "kills": 1}
     times = {"p50_ms": 1.0, "p99_ms": 2.0, "latency_sample": 1}
     fine |= {"reacted": 17, "books_closed": 23, "slots_fired": 2, "next_slot": "2026-07-01 22:00 UTC"}
@@ -220,7 +220,7 @@ def test_a_loss_or_a_duplicate_is_a_failure(capsys: pytest.CaptureFixture[str]) 
 def test_without_a_terminal_it_says_so_and_runs_by_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RUN-1: in a pipeline there is nobody to press keys."""
+    """In a pipeline there is nobody to press keys (RUN-1)."""
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
     assert arguments([]).seconds == 20
     assert "no terminal" in capsys.readouterr().err

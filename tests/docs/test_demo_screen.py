@@ -17,7 +17,7 @@ pytestmark = pytest.mark.newcomer
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_address_on_the_screen_is_whole(width: int) -> None:
-    """RUN-1: it can be copied from one line, and psql connects with it."""
+    """It can be copied from one line, and psql connects with it (RUN-1)."""
     with EmbeddedPostgres(settings={"fsync": "off"}) as server:
         dsn = server.create_database("shop")
         console = Console(width=width, height=24, record=True, force_terminal=True, file=io.StringIO())

@@ -160,7 +160,7 @@ async def nothing_is_lost(conn: asyncpg.Connection, load: subprocess.Popen[str])
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 async def test_deploying(conn: asyncpg.Connection, shop: dict[str, str], load: subprocess.Popen[str]) -> None:
-    """GEN-3, OPS-6: begin, deploy, retire, roll back both ways: no event is lost, and none handled twice."""
+    """Begin, deploy, retire, roll back both ways: no event is lost, and none handled twice (GEN-3, OPS-6)."""
     open_ = "SELECT count(*) = 0 FROM core.outbox WHERE settled_at IS NULL AND generation ="
     meanwhile = {
         r"deploy the service with HOLDFAST_GENERATION=(\$\w+)": r'deploy_service "\1"',
@@ -186,7 +186,7 @@ async def test_upgrading(
     load: subprocess.Popen[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """OPS-6: to a next release and back, with the workers replaced each time."""
+    """To a next release and back, with the workers replaced each time (OPS-6)."""
     following = make_next(tmp_path_factory.mktemp("next")).environment["PYTHONPATH"]
     replace = """
 replace_workers() {
@@ -219,7 +219,7 @@ MANIFESTS = blocks("yaml")
 
 @parameters(UNITS)
 def test_units_are_accepted_by_systemd(block: Block, tmp_path: Path) -> None:
-    """OPS-4: each line is known, and the command exists; without systemd, each line has the form of a setting."""
+    """Each line is known, and the command exists; without systemd, each line has the form of a setting (OPS-4)."""
     for line in block.text.splitlines():
         assert re.fullmatch(r"|\[\w+\]|[A-Z]\w+=\S.*", line), line
     options = dict(line.split("=", 1) for line in block.text.splitlines() if "=" in line)
@@ -279,7 +279,7 @@ def documents() -> Iterator[dict[str, Any]]:
 
 
 def test_manifests_are_whole(tmp_path: Path) -> None:
-    """OPS-4: labels agree, a pod has time to stop, the generation is given; kubectl reads them, where it is."""
+    """Labels agree, a pod has time to stop, the generation is given; kubectl reads them, where it is (OPS-4)."""
     compose, job, deployment, budget, probes, service = documents()
     assert [each.get("kind") for each in (job, deployment, budget)] == ["Job", "Deployment", "PodDisruptionBudget"]
     assert [list(each) for each in (compose, probes, service)] == [

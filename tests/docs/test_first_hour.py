@@ -81,7 +81,7 @@ ACTIVE = ". .venv/bin/activate\n"
 
 
 def test_the_installation_page(empty: Path) -> None:
-    """RUN-1: its program runs where its commands have installed Holdfast."""
+    """Its program runs where its commands have installed Holdfast (RUN-1)."""
     (program,) = blocks("python", pages=[INSTALLATION])
     assert program.file
     (empty / program.file).write_text(program.text)
@@ -104,7 +104,7 @@ NEEDING = {
 
 @pytest.mark.parametrize("extra", NEEDING)
 def test_what_is_not_installed_says_how(empty: Path, extra: str) -> None:
-    """RUN-1: the last line has the command that installs it."""
+    """The last line has the command that installs it (RUN-1)."""
     run = subprocess.run(
         ["/bin/sh", "-c", f"{ACTIVE}{NEEDING[extra]}"], cwd=empty, env=environment(), capture_output=True, text=True
     )
@@ -114,7 +114,7 @@ def test_what_is_not_installed_says_how(empty: Path, extra: str) -> None:
 
 
 def test_without_the_command_s_extra(checkout: Path, wheel: Path) -> None:
-    """RUN-1: `holdfast` itself, in an environment that has the library alone."""
+    """`holdfast` itself, in an environment that has the library alone (RUN-1)."""
     hidden = "import sys; sys.modules['typer'] = None; from holdfast.cli import main; main(['version'])"
     run = subprocess.run(
         ["/bin/sh", "-c", f'{ACTIVE}python -c "{hidden}"'],
@@ -129,7 +129,7 @@ def test_without_the_command_s_extra(checkout: Path, wheel: Path) -> None:
 
 
 def test_the_program_of_the_readme(empty: Path) -> None:
-    """RUN-1: saved and run as the text before it says; the worker's own lines are around its output."""
+    """Saved and run as the text before it says; the worker's own lines are around its output (RUN-1)."""
     assert "Save it as `program.py`" in read("README.md")
     (command,) = re.findall(r"`(python program\.py)`", read("README.md"))
     (empty / "program.py").write_text(PROGRAM.text)
@@ -138,7 +138,7 @@ def test_the_program_of_the_readme(empty: Path) -> None:
 
 
 def test_the_commands_of_the_readme(empty: Path, empty_dsn: str) -> None:
-    """RUN-1: migrate, start a worker with the first half of the program, insert a row: it is handled."""
+    """Migrate, start a worker with the first half of the program, insert a row: it is handled (RUN-1)."""
     [commands, *_] = [block for block in readme("sh") if "holdfast worker" in block.text]
     export, *lines = commands.text.splitlines()
     assert export.startswith("export HOLDFAST_DSN=")
@@ -184,7 +184,7 @@ def heard(worker: subprocess.Popen[bytes], output: Path, text: str) -> None:
 
 
 def test_the_demo_is_the_command_at_the_top() -> None:
-    """RUN-1: tests/docs/test_demo.py runs it; here, that the README and ./dev agree on its name."""
+    """tests/docs/test_demo.py runs it; here, that the README and ./dev agree on its name (RUN-1)."""
     run = subprocess.run(["./dev", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert "demo" in run.stdout + run.stderr
     assert "./dev demo" in readme("sh")[0].text

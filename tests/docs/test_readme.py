@@ -32,14 +32,14 @@ def test_a_vulnerability_can_be_reported_in_private() -> None:
 
 
 def test_the_two_commands_stand_at_the_top() -> None:
-    """RUN-1, RUN-2: what to type first is seen first."""
+    """What to type first is seen first (RUN-1, RUN-2)."""
     top = "\n".join(read("README.md").splitlines()[:20])
     assert "./dev demo" in top
     assert "./dev test" in top
 
 
 def test_the_recording_is_what_the_demo_prints() -> None:
-    """RUN-1: the lines of `./dev demo --for`, in their order; only the figures are those of one run."""
+    """The lines of `./dev demo --for`, in their order; only the figures are those of one run (RUN-1)."""
     [recorded] = blocks("text", pages=[ROOT / "README.md"])
     figures = ("orders", "kills", "delivered", "lost", "effect_duplicates", "confirmation_duplicates", "reacted")
     others = ("books_closed", "slots_fired", "next_slot", "p50_ms", "p99_ms", "latency_sample")
@@ -56,7 +56,7 @@ def masked(line: str) -> str:
 
 @pytest.mark.timeout(120)
 def test_the_program_publishes_and_handles_one_event(tmp_path: Path) -> None:
-    """RUN-1: as it stands, in a directory of its own."""
+    """As it stands, in a directory of its own (RUN-1)."""
     assert len([line for line in PROGRAM.text.splitlines() if line.strip()]) <= 15
     (tmp_path / "program.py").write_text(PROGRAM.text)
     run = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)

@@ -92,7 +92,7 @@ def test_the_arguments_of_a_worker_are_documented() -> None:
 
 
 def test_connections_are_as_documented() -> None:
-    """OBX-7: the table is the formula."""
+    """The table is the formula (OBX-7)."""
     rows = table(sections(read("docs/managed-postgres.md"))["Connections"])
     settings = [WorkerSettings(), WorkerSettings(listen=False)]
     assert [[int(cell) for cell in row[1:]] for row in rows] == [
@@ -178,13 +178,13 @@ def options(command: Any) -> set[str]:
 
 
 def test_every_command_has_a_section() -> None:
-    """OPS-1: in docs/commands.md, and no section is about a command that is gone."""
+    """In docs/commands.md, and no section is about a command that is gone (OPS-1)."""
     assert set(sections(read("docs/commands.md"))) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_stands_in_its_command_s_section(name: str) -> None:
-    """OPS-1: each option, and none that does not exist."""
+    """Each option, and none that does not exist (OPS-1)."""
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", sections(read("docs/commands.md"))[name])) - EVERYWHERE
     assert mentioned == options(COMMANDS[name])
 
@@ -198,7 +198,7 @@ def test_what_every_command_takes_is_said_once() -> None:
 
 
 def test_every_check_stands_in_its_table_with_its_own_words() -> None:
-    """OPS-5: docs/doctor.md and `holdfast doctor --list` say the same of each check, and name the same codes."""
+    """docs/doctor.md and `holdfast doctor --list` say the same of each check, and name the same codes (OPS-5)."""
     rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \| (`.+`) \|$", read("docs/doctor.md"), re.MULTILINE)
     documented = {name: (about.replace("`", ""), set(re.findall(r"[a-z-]+", codes))) for name, about, codes in rows}
     assert documented == {check.name: (check.about, set(check.codes)) for check in CHECKS}

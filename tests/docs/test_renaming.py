@@ -89,7 +89,7 @@ def is_named(finding: dict[str, str]) -> bool:
 
 
 async def test_the_page(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4: no event is lost, none is handled by both, and at the end the doctor says nothing of the old name."""
+    """No event is lost, none is handled by both, and at the end the doctor says nothing of the old name (OPS-4)."""
     text = "\n".join(block.text for block in blocks("sh", pages=[PAGE]))
     before, _, rest = text.partition("# what is due is handled\n")
     drained, _, after = rest.partition("# the new workers are started\n")
@@ -129,7 +129,7 @@ async def test_the_page(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]
 
 
 async def test_the_new_name_was_deployed_first(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4: retiring the old name and dropping what waits for it clears what the doctor reported."""
+    """Retiring the old name and dropping what waits for it clears what the doctor reported (OPS-4)."""
     await conn.execute("SELECT core.subscribe('billing', $1, '{order.placed}')", OLD)
     with working(shop, "new"):
         subscribed = f"SELECT count(*) = 1 FROM core.subscriptions WHERE handler_name = '{NEW}'"

@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_on_the_site_and_found_by_its_search(site: Path) -> None:
-    """OPS-4: what a document says is found on the one site."""
+    """What a document says is found on the one site (OPS-4)."""
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert not [page for page in pages if not (site / page).is_file()]
     index = json.loads((site / "search" / "search_index.json").read_text())
@@ -59,7 +59,7 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
 
 
 def test_every_picture_of_a_page_is_on_the_site(site: Path) -> None:
-    """OPS-4: also those that lie beside docs/, as the plots of the benchmarks do; each leads to a file."""
+    """Also those that lie beside docs/, as the plots of the benchmarks do; each leads to a file (OPS-4)."""
     shown = {page: re.findall(r"^!\[", page.read_text(), re.MULTILINE) for page in (ROOT / "docs").rglob("*.md")}
     for page, pictures in shown.items():
         html = (site / page.relative_to(ROOT / "docs")).with_suffix(".html")
@@ -70,7 +70,7 @@ def test_every_picture_of_a_page_is_on_the_site(site: Path) -> None:
 
 
 def test_whoever_is_on_call_finds_every_runbook_in_one_place(site: Path) -> None:
-    """OPS-4: beside a runbook the navigation lists the others, whatever other lists name them too."""
+    """Beside a runbook the navigation lists the others, whatever other lists name them too (OPS-4)."""
     html = (site / "runbooks" / "alerts.html").read_text()
     [section] = re.findall(r'data-md-level="1"[^>]+aria-expanded="true">(.*?)data-md-level="1"', html, re.DOTALL)
     linked = set(re.findall(r'href="([\w-]+\.html)"', section))

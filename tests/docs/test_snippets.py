@@ -86,7 +86,7 @@ async def test_sql(world: asyncpg.Connection, block: Block) -> None:
 
 
 async def test_the_readme_replays(world: asyncpg.Connection) -> None:
-    """DLQ-3: the last statement there moves the dead letter back to pending."""
+    """The last statement there moves the dead letter back to pending (DLQ-3)."""
     replay = [block for block in SQL if block.page.name == "README.md"][-1]
     await world.execute(replay.text)
     row = await world.fetchrow("SELECT status, attempts, failure_history->0->>'replayed_by' FROM core.outbox")
@@ -105,7 +105,7 @@ def saved(page: Path, folder: Path) -> None:
 @pytest.mark.newcomer
 @parameters([block for block in FILES if block.page.parent.name not in ADOPTION])
 async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
-    """RUN-1: what a page says to save is a whole program, which finds the database as the command does."""
+    """What a page says to save is a whole program, which finds the database as the command does (RUN-1)."""
     saved(block.page, tmp_path)
     command = [sys.executable, str(block.file)]
     environment = {**os.environ, "HOLDFAST_DSN": dsn}
@@ -155,7 +155,7 @@ def shop(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[dict[str, str]]:
 @parameters(COMMANDS)
 @pytest.mark.timeout(180)
 def test_commands(shop: dict[str, str], block: Block) -> None:
-    """OPS-1: line by line; what runs until it is told to stop is told to stop."""
+    """Line by line; what runs until it is told to stop is told to stop (OPS-1)."""
     for line in block.text.splitlines():
         words = shlex.split(line, comments=True)
         if not words or line.startswith("export HOLDFAST_DSN="):

@@ -6,7 +6,7 @@ from tests.observability.test_trace_of_an_order import TREE
 
 
 def test_the_picture_of_a_trace_is_drawn_from_exported_spans() -> None:
-    """OBS-2: those of the demo; when the spans change, `./dev docs trace` draws it anew."""
+    """Those of the demo; when the spans change, `./dev docs trace` draws it anew (OBS-2)."""
     spans = kept()
     assert draw(spans) == PICTURE.read_text()
     own = [span for span in spans if span.scope == "holdfast"]

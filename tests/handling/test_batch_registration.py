@@ -45,7 +45,7 @@ def add(function: Callable[..., Any], **options: Any) -> HandlerRegistry:
     ((None, 0.2), ("200ms", 0.2), ("1.5s", 1.5), ("1m", 60.0), (2, 2.0), (timedelta(seconds=3), 3.0), (0, 0.0)),
 )
 def test_what_is_accepted(function: Callable[..., Any], within: Any, seconds: float) -> None:
-    """LSN-12: lists of envelopes, and times as people write them."""
+    """Lists of envelopes, and times as people write them (LSN-12)."""
     batch = add(function, batch=500, within=within)["ledger.book_many"].batch
     assert batch is not None
     assert (batch.size, batch.within) == (500, seconds)
@@ -71,7 +71,7 @@ def test_what_is_accepted(function: Callable[..., Any], within: Any, seconds: fl
     ),
 )
 def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], field: str, remedy: str) -> None:
-    """LSN-12: what would fail on the first batch is refused when it is registered, with the line to write instead."""
+    """What would fail on the first batch is refused when it is registered, with the line to write instead (LSN-12)."""
     with pytest.raises(ConfigurationError) as refused:
         add(function, **options)
     assert refused.value.field == field
@@ -79,7 +79,7 @@ def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], 
 
 
 def test_results_are_read() -> None:
-    """LSN-12: lists, mappings by id or by event, and exceptions; `run_handler` returns what they stand for."""
+    """Lists, mappings by id or by event, and exceptions; `run_handler` returns what they stand for (LSN-12)."""
     returned: Any = None
     failed = ValueError("bad")
 
@@ -118,7 +118,7 @@ def test_results_are_read() -> None:
 
 
 def test_payloads_and_contexts_of_each_event() -> None:
-    """LSN-12, LSN-13: an event that its model refuses fails alone; the contexts are in the order of the events."""
+    """An event that its model refuses fails alone; the contexts are in the order of the events (LSN-12, LSN-13)."""
     seen: list[tuple[int, UUID]] = []
 
     async def handle(events: list[EventEnvelope[Placed]], context: list[HandlerContext]) -> None:
@@ -133,7 +133,7 @@ def test_payloads_and_contexts_of_each_event() -> None:
 
 
 def test_middleware_runs_around_each_event() -> None:
-    """LSN-14, LSN-12: one call for the events that arrive; what middleware ends early is left out, or changed."""
+    """One call for the events that arrive; what middleware ends early is left out, or changed (LSN-14, LSN-12)."""
     calls: list[list[int]] = []
     around: list[int] = []
 

@@ -38,7 +38,7 @@ async def working(
 
 @every_kind
 async def test_a_batch_commits_once(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-12, LSN-5: what a call writes, its inbox rows and its deliveries are one transaction."""
+    """What a call writes, its inbox rows and its deliveries are one transaction (LSN-12, LSN-5)."""
     calls, facts = Calls(), Observed()
 
     async def body(events: list[EventEnvelope], work: Work) -> None:
@@ -60,7 +60,7 @@ async def test_a_batch_commits_once(dsn: str, conn: asyncpg.Connection, kind: Ki
 
 @every_kind
 async def test_poisoned_events_fail_alone(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-12, LSN-5: statements that fail, and the COMMIT: the events behind them fail, the others are booked once."""
+    """Statements that fail, and the COMMIT: the events behind them fail, the others are booked once (LSN-12, LSN-5)."""
     await conn.execute("INSERT INTO entries (n) VALUES (1001)")
     facts = Observed()
 
@@ -85,7 +85,7 @@ async def test_poisoned_events_fail_alone(dsn: str, conn: asyncpg.Connection, ki
 
 @every_kind
 async def test_an_outcome_does_not_undo_the_others(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-12: events that are not done are settled in the transaction of the others, with their own attempts."""
+    """Events that are not done are settled in the transaction of the others, with their own attempts (LSN-12)."""
     seen, facts = Counter[int](), Observed()
 
     async def body(events: list[EventEnvelope], work: Work) -> list[Any]:
@@ -114,7 +114,7 @@ async def test_an_outcome_does_not_undo_the_others(dsn: str, conn: asyncpg.Conne
 
 @some_kinds
 async def test_when_none_is_done_nothing_is_written(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-12: a call that has an outcome for every event, and none of them done, leaves nothing behind."""
+    """A call that has an outcome for every event, and none of them done, leaves nothing behind (LSN-12)."""
     calls = Calls()
 
     async def body(events: list[EventEnvelope], work: Work) -> list[Any] | None:
@@ -130,7 +130,7 @@ async def test_when_none_is_done_nothing_is_written(dsn: str, conn: asyncpg.Conn
 
 @some_kinds
 async def test_duplicates_are_left_out(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-4, LSN-12: an event whose key was handled before is not in the list, and is settled with the others."""
+    """An event whose key was handled before is not in the list, and is settled with the others (LSN-4, LSN-12)."""
     calls, facts = Calls(), Observed()
 
     async def body(events: list[EventEnvelope], work: Work) -> None:
@@ -161,7 +161,7 @@ async def test_duplicates_are_left_out(dsn: str, conn: asyncpg.Connection, kind:
 
 @some_kinds
 async def test_a_lost_lease_is_left_out(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-3, LSN-12: a row that another worker has by now is not in the list, and keeps its lease."""
+    """A row that another worker has by now is not in the list, and keeps its lease (LSN-3, LSN-12)."""
     calls = Calls()
 
     async def body(events: list[EventEnvelope], work: Work) -> None:
@@ -190,7 +190,7 @@ async def test_a_lost_lease_is_left_out(dsn: str, conn: asyncpg.Connection, kind
 
 @some_kinds
 async def test_a_row_that_another_session_blocks(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-17, LSN-12: the others do not wait for a row whose inbox row another session has written."""
+    """The others do not wait for a row whose inbox row another session has written (LSN-17, LSN-12)."""
 
     async def body(events: list[EventEnvelope], work: Work) -> None:
         for event in events:

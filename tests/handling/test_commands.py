@@ -25,7 +25,7 @@ async def entries(conn: asyncpg.Connection) -> None:
 
 @every_kind
 async def test_a_command_is_carried_out_once(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, IDM-2: of all events that ask for it; one whose handler fails takes the command back with it."""
+    """Of all events that ask for it; one whose handler fails takes the command back with it (LSN-13, IDM-2)."""
     runs: list[int] = []
     results: list[Any] = []
 
@@ -51,7 +51,7 @@ async def test_a_command_is_carried_out_once(dsn: str, conn: asyncpg.Connection,
 
 @every_kind
 async def test_a_key_of_another_command(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, IDM-2: it is refused, and nothing of the handler is there."""
+    """It is refused, and nothing of the handler is there (LSN-13, IDM-2)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         async def nothing() -> None: ...

@@ -76,7 +76,7 @@ async def handled(conn: asyncpg.Connection) -> int:
 
 @every_kind
 async def test_writes_inbox_and_delivery_commit_together(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, LSN-5, PUB-4: the handler's row, the event it publishes, the inbox row and the settle are one commit."""
+    """The handler's row, the event it publishes, the inbox row and the settle are one commit (LSN-13, LSN-5, PUB-4)."""
     seen = []
     outside = _Blocking(dsn)
 
@@ -121,7 +121,7 @@ class _Blocking:
 
 @every_kind
 async def test_a_handler_that_fails_leaves_nothing(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: what it wrote and published before its error is taken back; the next attempt starts from nothing."""
+    """What it wrote and published before its error is taken back; the next attempt starts from nothing (LSN-13)."""
     runs: list[int] = []
     facts = Facts()
 
@@ -147,7 +147,7 @@ async def test_a_handler_that_fails_leaves_nothing(dsn: str, conn: asyncpg.Conne
 
 @every_kind
 async def test_a_retry_that_is_due_at_once_is_counted(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-14: it may be claimed again before its connection is back in the pool; that is no lost lease."""
+    """It may be claimed again before its connection is back in the pool; that is no lost lease (LSN-14)."""
     seen: set[UUID] = set()
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -170,7 +170,7 @@ async def test_a_retry_that_is_due_at_once_is_counted(dsn: str, conn: asyncpg.Co
 async def test_a_look_at_leases_stops_no_retry_that_is_committed(
     dsn: str, conn: asyncpg.Connection, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-14: the database finds no lease once the retry is committed; whose answer is on its way was not lost."""
+    """The database finds no lease once the retry is committed; whose answer is on its way was not lost (LSN-14)."""
     settle, cancel, looked = Transactions._settle, Dispatcher.cancel, threading.Event()
     outside = _Blocking(dsn)
 
@@ -205,7 +205,7 @@ async def test_a_look_at_leases_stops_no_retry_that_is_committed(
 async def test_an_outcome_takes_the_writes_back(
     dsn: str, conn: asyncpg.Connection, kind: Kind, outcome: Outcome
 ) -> None:
-    """LSN-13, LSN-14: Retry, Snooze and Reject settle the delivery as they say, without anything of the handler's."""
+    """Retry, Snooze and Reject settle the delivery as they say, without anything of the handler's (LSN-13, LSN-14)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> Outcome | None:
@@ -224,7 +224,7 @@ async def test_an_outcome_takes_the_writes_back(
 
 @every_kind
 async def test_a_second_copy_is_not_run(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-5: two events with one idempotency key have one effect."""
+    """Two events with one idempotency key have one effect (LSN-5)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -244,7 +244,7 @@ async def test_a_second_copy_is_not_run(dsn: str, conn: asyncpg.Connection, kind
 
 @every_kind
 async def test_many_events_through_a_small_pool(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, LSN-17: more handlers than connections; each event has its one effect."""
+    """More handlers than connections; each event has its one effect (LSN-13, LSN-17)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event, event.payload["n"])
@@ -262,7 +262,7 @@ async def test_many_events_through_a_small_pool(dsn: str, conn: asyncpg.Connecti
 @every_kind
 @pytest.mark.parametrize("way", ["commit", "rollback"])
 async def test_commit_and_rollback_are_refused(dsn: str, conn: asyncpg.Connection, kind: Kind, way: str) -> None:
-    """LSN-13: the event is a dead letter that says what to do instead, and nothing is half done."""
+    """The event is a dead letter that says what to do instead, and nothing is half done (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event)
@@ -278,7 +278,7 @@ async def test_commit_and_rollback_are_refused(dsn: str, conn: asyncpg.Connectio
 @every_kind
 @pytest.mark.parametrize("way", ["commit", "rollback"])
 async def test_a_refusal_that_the_handler_catches(dsn: str, conn: asyncpg.Connection, kind: Kind, way: str) -> None:
-    """LSN-13: code that rolls back what went wrong, and goes on, must not commit what it wanted to take back."""
+    """Code that rolls back what went wrong, and goes on, must not commit what it wanted to take back (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event)
@@ -296,7 +296,9 @@ async def test_a_refusal_that_the_handler_catches(dsn: str, conn: asyncpg.Connec
 @every_kind
 @pytest.mark.parametrize("sql", ["COMMIT", "COMMIT; BEGIN", "ROLLBACK", "ROLLBACK; BEGIN"])
 async def test_an_end_in_sql_is_noticed(dsn: str, conn: asyncpg.Connection, kind: Kind, sql: str) -> None:
-    """LSN-13: a COMMIT that went through has committed the delivery too; after a ROLLBACK nothing counts as handled."""
+    """A COMMIT that went through has committed the delivery too; after a ROLLBACK nothing counts as handled
+    (LSN-13).
+    """
     if kind is ASYNCPG and ";" not in sql:
         pytest.skip("refused before it is sent")
     if kind is ASYNCPG or (kind.name in ("AsyncSession", "AsyncConnection") and ";" in sql):
@@ -322,7 +324,7 @@ async def test_an_end_in_sql_is_noticed(dsn: str, conn: asyncpg.Connection, kind
 
 @every_kind
 async def test_a_savepoint_of_the_handlers(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: a part that fails is taken back alone, and the rest commits."""
+    """A part that fails is taken back alone, and the rest commits (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event, 1)
@@ -342,7 +344,7 @@ async def test_a_savepoint_of_the_handlers(dsn: str, conn: asyncpg.Connection, k
 
 @every_kind
 async def test_going_on_after_a_failed_statement(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: Postgres answers the COMMIT of a failed transaction with a silent rollback; that is no success."""
+    """Postgres answers the COMMIT of a failed transaction with a silent rollback; that is no success (LSN-13)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -364,7 +366,7 @@ async def test_going_on_after_a_failed_statement(dsn: str, conn: asyncpg.Connect
 
 @every_kind
 async def test_a_failed_flush_that_is_swallowed(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: a session that a failed flush has broken is no success either; the next attempt has a new one."""
+    """A session that a failed flush has broken is no success either; the next attempt has a new one (LSN-13)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -386,7 +388,7 @@ async def test_a_failed_flush_that_is_swallowed(dsn: str, conn: asyncpg.Connecti
 
 @every_kind
 async def test_what_is_left_to_write_is_written_and_may_fail(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: a flush that fails with the commit is the handler's failure, and nothing of it stays."""
+    """A flush that fails with the commit is the handler's failure, and nothing of it stays (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event, 1)
@@ -403,7 +405,7 @@ async def test_what_is_left_to_write_is_written_and_may_fail(dsn: str, conn: asy
 
 @every_kind
 async def test_a_constraint_that_fails_at_the_commit(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: the server refuses the COMMIT, and says so: nothing is asked, and the event has failed."""
+    """The server refuses the COMMIT, and says so: nothing is asked, and the event has failed (LSN-13)."""
     await conn.execute("INSERT INTO entries (event_id, n) VALUES (gen_random_uuid(), 1)")
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -421,7 +423,7 @@ async def test_a_constraint_that_fails_at_the_commit(dsn: str, conn: asyncpg.Con
 
 @every_kind
 async def test_a_row_that_another_session_has_locked(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-5: the delivery waits without an attempt counted until the other session has ended."""
+    """The delivery waits without an attempt counted until the other session has ended (LSN-5)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event)
@@ -445,7 +447,7 @@ async def test_a_row_that_another_session_has_locked(dsn: str, conn: asyncpg.Con
 
 @every_kind
 async def test_serialization_failures_are_run_again(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-14: 40001 of the handler's own work is retried until it passes; no increment is lost."""
+    """40001 of the handler's own work is retried until it passes; no increment is lost (LSN-14)."""
     await conn.execute("CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)")
     source: dict[str, Any] = {}
     if kind.package == "sqlalchemy":
@@ -470,7 +472,7 @@ async def test_serialization_failures_are_run_again(dsn: str, conn: asyncpg.Conn
 
 @every_kind
 async def test_deadlocks_are_run_again(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-14: 40P01: the one that lost is run again."""
+    """40P01: the one that lost is run again (LSN-14)."""
     await conn.execute("CREATE TABLE pair (id int PRIMARY KEY, n int); INSERT INTO pair VALUES (0, 0), (1, 0)")
     met = threading.Barrier(2)
     runs: list[int] = []
@@ -498,7 +500,7 @@ async def test_deadlocks_are_run_again(dsn: str, conn: asyncpg.Connection, kind:
 
 @every_kind
 async def test_the_connection_is_ended_in_the_middle(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: an administrator ends the session while the handler runs: run again, with one effect."""
+    """An administrator ends the session while the handler runs: run again, with one effect (LSN-13)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -519,7 +521,7 @@ async def test_the_connection_is_ended_in_the_middle(dsn: str, conn: asyncpg.Con
 
 @every_kind
 async def test_a_lease_that_is_lost_before_the_transaction(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-3: the handler is not run for a row that another worker has by now."""
+    """The handler is not run for a row that another worker has by now (LSN-3)."""
     runs: list[int] = []
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -552,7 +554,7 @@ async def test_a_lease_that_is_lost_before_the_transaction(dsn: str, conn: async
 
 @every_kind
 async def test_an_event_that_is_cancelled_while_it_runs(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-11, LSN-13: what the handler wrote is not committed, in a thread either."""
+    """What the handler wrote is not committed, in a thread either (LSN-11, LSN-13)."""
     started, let_go = threading.Event(), threading.Event()
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -576,7 +578,7 @@ async def test_an_event_that_is_cancelled_while_it_runs(dsn: str, conn: asyncpg.
 
 @every_kind
 async def test_a_statement_past_the_time_limit(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-14: the statement is cut off, also in a thread, which cannot be stopped; the next attempt succeeds."""
+    """The statement is cut off, also in a thread, which cannot be stopped; the next attempt succeeds (LSN-14)."""
     runs: list[int] = []
     facts = Facts()
 
@@ -602,9 +604,9 @@ async def test_a_statement_past_the_time_limit(dsn: str, conn: asyncpg.Connectio
 async def test_a_thread_past_the_time_limit_keeps_its_lease(
     dsn: str, conn: asyncpg.Connection, kind: Kind, timeout: float, lease: float
 ) -> None:
-    """LSN-14: no second attempt runs beside a thread that hangs, whichever is longer, its limit or the lease.
+    """No second attempt runs beside a thread that hangs, whichever is longer, its limit or the lease.
 
-    It cannot commit, and is not reported as delivered.
+    It cannot commit, and is not reported as delivered (LSN-14).
     """
     running_now: list[int] = []
     most: list[int] = []
@@ -636,7 +638,7 @@ async def test_a_thread_past_the_time_limit_keeps_its_lease(
 
 @every_kind
 async def test_a_worker_that_stops_in_the_middle(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-8: what has not finished within the grace leaves nothing, and is there for the next worker."""
+    """What has not finished within the grace leaves nothing, and is there for the next worker (LSN-8)."""
     started, let_go = threading.Event(), threading.Event()
     runs: list[int] = []
 
@@ -669,7 +671,7 @@ async def test_a_worker_that_stops_in_the_middle(dsn: str, conn: asyncpg.Connect
 
 @every_kind
 async def test_middleware_runs_within_the_transaction(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: around the handler, on the event loop; an error that it raises afterwards takes the writes back."""
+    """Around the handler, on the event loop; an error that it raises afterwards takes the writes back (LSN-13)."""
     steps: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -696,7 +698,7 @@ async def test_middleware_runs_within_the_transaction(dsn: str, conn: asyncpg.Co
 
 @every_kind
 async def test_rows_that_are_not_kept_are_deleted(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: where the retention policy keeps no delivered rows, the row goes with the same commit."""
+    """Where the retention policy keeps no delivered rows, the row goes with the same commit (LSN-13)."""
     await policy(conn, "outbox_row", 0, 0)
 
     async def body(event: EventEnvelope, work: Work) -> None:

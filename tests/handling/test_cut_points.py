@@ -110,7 +110,7 @@ async def victim(
 # Django's settings are the process's, so that there can be one wire at a time.
 @pytest.mark.parametrize("kind", [each for each in KINDS if each.source.__name__ != "none"], ids=str)
 async def test_the_connection_is_cut_at_every_message(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, LSN-5, P1: cut before each message of a transaction that succeeds, and of one that fails: one effect."""
+    """Cut before each message of a transaction that succeeds, and of one that fails: one effect (LSN-13, LSN-5, P1)."""
     await conn.execute(TABLE.replace("CONSTRAINT at_commit UNIQUE (n) DEFERRABLE INITIALLY DEFERRED", "CHECK (n > 0)"))
     runs: Counter[UUID] = Counter()
     turn = asyncio.Lock()

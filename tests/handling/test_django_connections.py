@@ -1,4 +1,4 @@
-"""LSN-13: connections that handlers without `tx` open through Django, in threads that live as long as the worker."""
+"""Connections that handlers without `tx` open through Django, in threads that live as long as the worker (LSN-13)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def asynchronous(ask: Callable[[], None]) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("kind", [plain, asynchronous])
 async def test_a_broken_connection_is_opened_again(dsn: str, conn: asyncpg.Connection, kind: Any) -> None:
-    """LSN-2: an outage does not fail whatever comes to the thread after it; at the end nothing is left open."""
+    """An outage does not fail whatever comes to the thread after it; at the end nothing is left open (LSN-2)."""
     async with django(dsn) as connection:
 
         def ask() -> None:

@@ -1,4 +1,4 @@
-"""LSN-14: the parameters of first handlers: what is refused when a handler is registered, and not when it runs."""
+"""The parameters of first handlers: what is refused when a handler is registered, and not when it runs (LSN-14)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def threaded_tx(event: EventEnvelope, tx: Any) -> None: ...
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_what_would_get_something_else_is_refused(wrong: Callable[..., Any], remedy: str) -> None:
-    """LSN-14: with the line to write instead."""
+    """With the line to write instead (LSN-14)."""
     with pytest.raises(ConfigurationError) as refused:
         registered(wrong)
     assert remedy in refused.value.remedy
@@ -202,7 +202,7 @@ def test_the_name_of_the_event_is_free() -> None:
 
 
 async def test_no_runner_is_lost_to_a_strange_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: what only shows when it runs fails its own event, and the next one is handled."""
+    """What only shows when it runs fails its own event, and the next one is handled (LSN-14)."""
     registry, handled = HandlerRegistry(), []
 
     def hidden(make: Any) -> Any:

@@ -1,4 +1,4 @@
-"""LSN-13: cancelling the statement of a thread past its limit stops no other thread, whatever the server does."""
+"""Cancelling the statement of a thread past its limit stops no other thread, whatever the server does (LSN-13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSN-14: what handlers use is opened before the first event is claimed, and closed after the last handler."""
+"""What handlers use is opened before the first event is claimed, and closed after the last handler (LSN-14)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_handlers_of_every_kind_get_the_state(dsn: str, conn: asyncpg.Conn
 
 
 async def test_reactions_get_the_state(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: with an event loop and without one."""
+    """With an event loop and without one (LSN-14)."""
     log: list[str] = []
     registry = registered(HandlerRegistry(lifespan=resources(log)), log, via="in_process")
 
@@ -103,7 +103,7 @@ async def test_reactions_get_the_state(dsn: str, conn: asyncpg.Connection) -> No
 
 
 async def test_included_registries_bring_their_lifespans(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: the including one is outermost, each is entered once, and a handler gets the state of its own."""
+    """The including one is outermost, each is entered once, and a handler gets the state of its own (LSN-14)."""
     log: list[str] = []
     inner, plain, outer = (
         HandlerRegistry(lifespan=resources(log, "inner")),
@@ -131,7 +131,7 @@ async def test_included_registries_bring_their_lifespans(dsn: str, conn: asyncpg
 
 
 async def test_a_lifespan_ends_after_the_last_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: a handler that is still running when the worker stops keeps what it uses."""
+    """A handler that is still running when the worker stops keeps what it uses (LSN-14)."""
     log: list[str] = []
     registry = HandlerRegistry(lifespan=resources(log))
     begun, seen = asyncio.Event(), []
@@ -150,7 +150,7 @@ async def test_a_lifespan_ends_after_the_last_handler(dsn: str, conn: asyncpg.Co
 
 
 async def test_a_lifespan_that_fails_at_start_stops_the_worker(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: nothing is claimed, the ones before it are closed, and the message names it without secrets."""
+    """Nothing is claimed, the ones before it are closed, and the message names it without secrets (LSN-14)."""
     log: list[str] = []
 
     @asynccontextmanager
@@ -180,7 +180,7 @@ async def test_a_lifespan_that_fails_at_start_stops_the_worker(dsn: str, conn: a
 async def test_a_lifespan_that_does_not_end_well_is_reported(
     dsn: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """LSN-14: the worker stops within a bound."""
+    """The worker stops within a bound (LSN-14)."""
     monkeypatch.setattr(lifespans, "END_PATIENCE", 0.2)
 
     @asynccontextmanager
@@ -204,7 +204,7 @@ async def test_a_lifespan_that_does_not_end_well_is_reported(
 
 
 async def test_a_lifespan_that_ends_too_early_stops_the_worker(dsn: str) -> None:
-    """LSN-14: a task group in it may fail; handlers must not go on without what they need."""
+    """A task group in it may fail; handlers must not go on without what they need (LSN-14)."""
 
     @asynccontextmanager
     async def grouped() -> AsyncIterator[None]:
@@ -229,7 +229,7 @@ async def test_a_lifespan_that_ends_too_early_stops_the_worker(dsn: str) -> None
 
 
 async def test_stopping_while_a_lifespan_starts(dsn: str) -> None:
-    """LSN-14: a worker whose lifespan takes long to open can be stopped."""
+    """A worker whose lifespan takes long to open can be stopped (LSN-14)."""
     log: list[str] = []
 
     @asynccontextmanager
@@ -272,7 +272,7 @@ def test_what_is_no_lifespan_is_refused_by_the_constructor(wrong: Any) -> None:
 
 
 async def test_what_is_found_at_start(dsn: str) -> None:
-    """LSN-14: no context manager, a state that nothing fills, a state of another class."""
+    """No context manager, a state that nothing fills, a state of another class (LSN-14)."""
     log: list[str] = []
     with pytest.raises(LifespanError, match="no asynchronous context manager"):
         await Worker(dsn, registered(HandlerRegistry(lifespan=not_decorated), log)).run()  # type: ignore[arg-type]
@@ -334,7 +334,7 @@ def command(tmp_path: Path, dsn: str, **environment: str) -> subprocess.Popen[st
 
 
 async def test_the_command_runs_them(tmp_path: Path, dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: `holdfast worker` opens before it works, and closes after SIGTERM."""
+    """`holdfast worker` opens before it works, and closes after SIGTERM (LSN-14)."""
     worker = command(tmp_path, dsn)
     try:
         await until(lambda: conn.fetchval("SELECT count(*) FROM core.subscriptions"))
@@ -354,7 +354,7 @@ async def test_the_command_runs_them(tmp_path: Path, dsn: str, conn: asyncpg.Con
 
 
 async def test_the_command_ends_with_the_message(tmp_path: Path, dsn: str) -> None:
-    """LSN-14: one line, without a traceback, and a status that is not 0."""
+    """One line, without a traceback, and a status that is not 0 (LSN-14)."""
     worker = command(tmp_path, dsn, BROKEN="1")
     try:
         _, errors = await asyncio.to_thread(worker.communicate, timeout=30)
@@ -366,7 +366,7 @@ async def test_the_command_ends_with_the_message(tmp_path: Path, dsn: str) -> No
 
 
 async def test_a_worker_in_an_application_runs_them(dsn: str) -> None:
-    """LSN-14: within `worker_lifespan`; the application's own lifespan is outermost."""
+    """Within `worker_lifespan`; the application's own lifespan is outermost (LSN-14)."""
     log: list[str] = []
     registry = registered(HandlerRegistry(lifespan=resources(log)), log)
 
@@ -384,7 +384,7 @@ async def test_a_worker_in_an_application_runs_them(dsn: str) -> None:
 
 @pytest.mark.parametrize("code", ["REDIS_URL is not set", 0])
 async def test_a_lifespan_that_exits_is_named(dsn: str, code: object) -> None:
-    """LSN-14: an exit is a failure like any other, and does not end the program around the worker."""
+    """An exit is a failure like any other, and does not end the program around the worker (LSN-14)."""
 
     @asynccontextmanager
     async def exits() -> AsyncIterator[None]:
@@ -445,7 +445,7 @@ def test_the_command_says_that_the_application_exits(
 
 
 async def test_a_lifespan_that_never_yields_is_named(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-14: an application that waits for it would stand still in silence."""
+    """An application that waits for it would stand still in silence (LSN-14)."""
     monkeypatch.setattr(lifespans, "SLOW_START", 0.2)
 
     @asynccontextmanager

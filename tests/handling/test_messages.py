@@ -67,7 +67,7 @@ async def test_what_stands_in_the_wrong_place(
 
 
 def test_a_connection_to_another_database_is_told() -> None:
-    """PUB-3: by its name, before any SQL."""
+    """By its name, before any SQL (PUB-3)."""
     with create_engine("sqlite://").begin() as connection, pytest.raises(FieldError, match="connection of sqlite"):
         PUBLISHER.publish(connection, "order.placed", {})
 
@@ -125,7 +125,7 @@ logs.flush()
 
 
 def test_a_forgotten_await_is_a_line_of_the_log() -> None:
-    """OBS-1: the log of a command is JSON in every line, also where Python warns."""
+    """The log of a command is JSON in every line, also where Python warns (OBS-1)."""
     done = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=True)
     (entry,) = map(json.loads, done.stderr.splitlines())
     assert "RuntimeWarning: coroutine 'write' was never awaited" in entry["event"]

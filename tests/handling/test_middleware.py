@@ -1,4 +1,4 @@
-"""LSN-14: middleware around handlers."""
+"""Middleware around handlers (LSN-14)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def failure(conn: asyncpg.Connection) -> tuple[str, str]:
 
 
 async def test_they_run_in_order_around_every_kind_of_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: the first is outermost, and those of an including registry are outside of all."""
+    """The first is outermost, and those of an including registry are outside of all (LSN-14)."""
     log: list[str] = []
 
     async def contextual(call_next: Any, event: EventEnvelope, context: HandlerContext) -> Any:
@@ -108,7 +108,7 @@ async def test_reactions_run_them(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_they_get_the_state_and_may_replace_the_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: for example to bring an old payload up to date before it is validated."""
+    """For example to bring an old payload up to date before it is validated (LSN-14)."""
     seen: list[Any] = []
 
     @asynccontextmanager
@@ -130,7 +130,7 @@ async def test_they_get_the_state_and_may_replace_the_event(dsn: str, conn: asyn
 
 
 async def test_inside_the_transaction(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14, LSN-5: an error after the handler takes its writes back."""
+    """An error after the handler takes its writes back (LSN-14, LSN-5)."""
     await conn.execute("CREATE TABLE ledger (n int)")
 
     async def failing(event: EventEnvelope, call_next: Any) -> Any:
@@ -149,7 +149,7 @@ async def test_inside_the_transaction(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 async def test_what_a_middleware_returns_is_the_outcome(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-14: nothing leaves the handler's own outcome, also when `return` is forgotten."""
+    """Nothing leaves the handler's own outcome, also when `return` is forgotten (LSN-14)."""
 
     async def forgetful(event: EventEnvelope, call_next: Any) -> None:
         await call_next(event)
@@ -195,7 +195,7 @@ async def _passes_nothing(event: EventEnvelope, call_next: Any) -> Any:
 
 @pytest.mark.parametrize("wrong", [_nothing, _swallows, _returns, _passes_nothing], ids=lambda each: each.__name__)
 async def test_a_mistake_is_a_dead_letter_that_names_it(dsn: str, conn: asyncpg.Connection, wrong: Any) -> None:
-    """LSN-14: an event is never taken for handled because of a middleware that forgot it."""
+    """An event is never taken for handled because of a middleware that forgot it (LSN-14)."""
     registry = HandlerRegistry(middleware=[wrong])
 
     @registry.handler("order.placed", name="a.b")
@@ -211,7 +211,7 @@ async def test_a_mistake_is_a_dead_letter_that_names_it(dsn: str, conn: asyncpg.
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_the_time_limit_includes_them(dsn: str, conn: asyncpg.Connection, where: str, threaded: bool) -> None:
-    """LSN-14, LSN-9: a middleware that hangs is cancelled, also around a handler in a thread."""
+    """A middleware that hangs is cancelled, also around a handler in a thread (LSN-14, LSN-9)."""
 
     async def hanging(event: EventEnvelope, call_next: Any) -> Any:
         if where == "after":
@@ -248,7 +248,7 @@ def test_what_is_no_middleware_is_refused_by_the_constructor(wrong: Any) -> None
 
 
 def test_nothing_changes_for_handlers_without() -> None:
-    """LSN-14: the short way of most events stays."""
+    """The short way of most events stays (LSN-14)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="a.b")

@@ -90,7 +90,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("entry", WRONG)
 def test_a_wrong_argument_is_refused_by_name(entry: str) -> None:
-    """PUB-3: by the constructor or the call, before anything is connected."""
+    """By the constructor or the call, before anything is connected (PUB-3)."""
     for wrong in (object(), {"a": object()}, -1.5, b"x", ("a",)):
         with pytest.raises(HoldfastError) as refused:
             WRONG[entry](wrong)
@@ -103,7 +103,7 @@ def test_arguments_in_the_wrong_order() -> None:
 
 
 async def test_what_is_not_an_event_is_refused_before_any_sql(dsn: str) -> None:
-    """PUB-3: the transaction stays usable."""
+    """The transaction stays usable (PUB-3)."""
     connection = await asyncpg.connect(dsn)
     publisher = Publisher("shop")
     wrong: tuple[Any, ...] = ([("order.placed", {})], [{"a": 1}], ["order.placed"], {"a": 1}, 1, NewEvent("a.b", {}))

@@ -83,7 +83,7 @@ class OwnSession(AsyncSession):
     ],
 )
 def test_the_annotation_decides(handler: Any, kind: TransactionKind) -> None:
-    """LSN-13: the class that `tx` is annotated with says which transaction the handler gets."""
+    """The class that `tx` is annotated with says which transaction the handler gets (LSN-13)."""
     assert kind_of(handler) is kind
 
 
@@ -108,7 +108,7 @@ def unannotated(event: EventEnvelope, tx) -> None: ...  # type: ignore[no-untype
     ],
 )
 def test_an_annotation_that_cannot_be_served(handler: Any, words: str) -> None:
-    """LSN-13: refused at registration; the text says what to write."""
+    """Refused at registration; the text says what to write (LSN-13)."""
     with pytest.raises(ConfigurationError) as refusal:
         kind_of(handler)
     assert refusal.value.field == "ledger.book.tx"
@@ -117,7 +117,7 @@ def test_an_annotation_that_cannot_be_served(handler: Any, words: str) -> None:
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each.source.__name__ not in ("none", "django")], ids=str)
 def test_a_kind_that_the_worker_was_not_given(kind: Kind) -> None:
-    """LSN-13: refused when the worker, or the reactions, are made."""
+    """Refused when the worker, or the reactions, are made (LSN-13)."""
     registry = HandlerRegistry()
     registry.add("ledger.book", ("order.booked",), kind.handler(_nothing), via="in_process")
     for make in (Worker, Reactions):
@@ -126,7 +126,7 @@ def test_a_kind_that_the_worker_was_not_given(kind: Kind) -> None:
 
 
 def test_what_the_worker_was_given_is_named() -> None:
-    """LSN-13: an engine makes connections, and a handler takes a session."""
+    """An engine makes connections, and a handler takes a session (LSN-13)."""
     registry = HandlerRegistry()
 
     async def book(event: EventEnvelope, tx: AsyncSession) -> None: ...
@@ -154,7 +154,7 @@ async def _nothing(event: EventEnvelope, work: Any) -> None: ...
     ],
 )
 def test_transactions_that_are_none(given: Any, words: str) -> None:
-    """LSN-13: what is passed by mistake is named, with what to pass instead."""
+    """What is passed by mistake is named, with what to pass instead (LSN-13)."""
     registry = HandlerRegistry()
     registry.add("ledger.book", ("order.booked",), coroutine(asyncpg.Connection))
     with pytest.raises(ConfigurationError) as refusal:
@@ -164,7 +164,7 @@ def test_transactions_that_are_none(given: Any, words: str) -> None:
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each.source.__name__ != "none"], ids=str)
 async def test_another_database_is_refused_at_the_start(postgres_server: SessionServer, dsn: str, kind: Kind) -> None:
-    """LSN-13: what a handler writes there could not commit with its event; without this, no event would ever run."""
+    """What a handler writes there could not commit with its event; without this, no event would ever run (LSN-13)."""
     other = postgres_server.create(schema=True)
     registry = HandlerRegistry()
     registry.add("ledger.book", ("order.booked",), kind.handler(_nothing))
@@ -180,7 +180,7 @@ async def test_another_database_is_refused_at_the_start(postgres_server: Session
 async def test_a_login_without_the_role_is_refused_at_the_start(
     postgres_server: SessionServer, dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """LSN-13: the application's login has to be allowed what happens in its transaction."""
+    """The application's login has to be allowed what happens in its transaction (LSN-13)."""
     await conn.execute("CREATE ROLE shop_without LOGIN PASSWORD 'secret'")
     try:
         address = dsn.replace("postgresql://", "postgresql+asyncpg://", 1)
@@ -198,7 +198,7 @@ async def test_a_login_without_the_role_is_refused_at_the_start(
 
 
 async def test_an_engine_in_autocommit_mode_is_refused_at_the_start(dsn: str) -> None:
-    """LSN-13: it has no transactions."""
+    """It has no transactions (LSN-13)."""
     registry = HandlerRegistry()
     registry.add("ledger.book", ("order.booked",), coroutine(AsyncSession))
     registry.add("ledger.note", ("order.booked",), function(Session))
@@ -223,7 +223,7 @@ async def test_an_engine_in_autocommit_mode_is_refused_at_the_start(dsn: str) ->
 
 
 async def test_a_pool_that_is_not_open_is_opened_and_closed(dsn: str) -> None:
-    """LSN-13: one that stands in a module cannot be opened there; one that was open stays so."""
+    """One that stands in a module cannot be opened there; one that was open stays so (LSN-13)."""
     registry = HandlerRegistry()
     registry.add("ledger.book", ("order.booked",), coroutine(psycopg.AsyncConnection))
     pool = psycopg_pool.AsyncConnectionPool(dsn, min_size=1, open=False)
@@ -255,7 +255,7 @@ APP = """
 async def test_the_command_names_them_by_module(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, processes: int
 ) -> None:
-    """LSN-13: holdfast worker app:registry --transactions app:Sessions, also with several processes."""
+    """holdfast worker app:registry --transactions app:Sessions, also with several processes (LSN-13)."""
     from tests.worker.support import publish, settled
 
     address = dsn.replace("postgresql://", "postgresql+psycopg://", 1)

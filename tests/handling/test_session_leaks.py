@@ -114,7 +114,7 @@ def asking(question: str) -> Step:
 
 
 async def test_next_handler_finds_a_clean_session(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: role, settings, temporary objects, prepared statements, locks: as on a new session."""
+    """Role, settings, temporary objects, prepared statements, locks: as on a new session (SEC-1, T7)."""
     steps = {leak: (sending(does), asking(question)) for leak, (does, question) in LEAKS.items()}
     leaked, sessions = await clean_after(dsn, conn, steps)
     assert not leaked
@@ -122,7 +122,7 @@ async def test_next_handler_finds_a_clean_session(dsn: str, conn: asyncpg.Connec
 
 
 async def test_sequence_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: lastval() of the next handler does not answer with the last handler's number."""
+    """lastval() of the next handler does not answer with the last handler's number (SEC-1, T7)."""
     await conn.execute("CREATE SEQUENCE numbers")
 
     async def unknown(tx: asyncpg.Connection) -> bool:
@@ -139,7 +139,7 @@ async def test_sequence_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Conn
 
 
 async def test_seed_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: random() of the next handler returns nothing that the last handler can foretell."""
+    """random() of the next handler returns nothing that the last handler can foretell (SEC-1, T7)."""
     await conn.execute("SELECT setseed(0.5)")
     foretold = await conn.fetchval("SELECT random()")
 
@@ -151,7 +151,7 @@ async def test_seed_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_session_that_a_handler_changed_in_the_driver_is_thrown_away(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: a type codec is no setting of the server: its session is not used again."""
+    """A type codec is no setting of the server: its session is not used again (SEC-1, T7)."""
 
     async def change(tx: asyncpg.Connection) -> None:
         await tx.set_type_codec("jsonb", schema="pg_catalog", encoder=str, decoder=lambda _text: "mine")
@@ -165,7 +165,7 @@ async def test_session_that_a_handler_changed_in_the_driver_is_thrown_away(dsn: 
 
 
 async def test_statement_prepared_by_the_driver_under_a_name_is_dropped(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: the name is free again for the next handler, also while the driver has not closed the statement."""
+    """The name is free again for the next handler, also while the driver has not closed the statement (SEC-1, T7)."""
     kept: list[object] = []
 
     async def prepare(tx: asyncpg.Connection) -> None:
@@ -178,7 +178,7 @@ async def test_statement_prepared_by_the_driver_under_a_name_is_dropped(dsn: str
 
 
 async def test_row_level_security_holds_for_the_next_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: a handler that works for one tenant leaves no way through to the rows of another."""
+    """A handler that works for one tenant leaves no way through to the rows of another (SEC-1, T7)."""
     await conn.execute(
         """
         CREATE TABLE accounts (tenant text);
@@ -202,7 +202,7 @@ async def test_row_level_security_holds_for_the_next_handler(dsn: str, conn: asy
 
 
 async def test_session_is_clean_after_a_pause_too(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T7: a session that was reset while nothing happened keeps nothing either."""
+    """A session that was reset while nothing happened keeps nothing either (SEC-1, T7)."""
     registry = HandlerRegistry()
     prepared: list[int] = []
 
@@ -241,7 +241,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_a_delivery_begins_in_one_message(dsn: str, conn: asyncpg.Connection, messages: list[str]) -> None:
-    """LSN-3: reset, settle, inbox and savepoint cost a delivery no round trip beside that of its BEGIN."""
+    """Reset, settle, inbox and savepoint cost a delivery no round trip beside that of its BEGIN (LSN-3)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="leaks.count")
@@ -256,7 +256,7 @@ async def test_a_delivery_begins_in_one_message(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_only_the_begin_of_a_delivery_is_limited_with_it(dsn: str) -> None:
-    """LSN-5: a server that does not answer is given up, and a handler's own statements take as long as they take."""
+    """A server that does not answer is given up, and a handler's own statements take as long as they take (LSN-5)."""
     session = await asyncpg.connect(dsn, connection_class=Session)
     try:
         transaction = await session.enter_at_once("SELECT 1", patience=0.5)
@@ -270,7 +270,7 @@ async def test_only_the_begin_of_a_delivery_is_limited_with_it(dsn: str) -> None
 
 
 async def test_the_end_of_a_begin_that_was_refused_is_limited_too(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-5: the server refuses the begin of a delivery, and is silent from then on."""
+    """The server refuses the begin of a delivery, and is silent from then on (LSN-5)."""
 
     async def silent(_transaction: object) -> None:
         await asyncio.sleep(60)
@@ -292,7 +292,7 @@ async def test_the_end_of_a_begin_that_was_refused_is_limited_too(dsn: str, monk
 async def test_a_failed_attempt_ends_in_one_message(
     dsn: str, conn: asyncpg.Connection, messages: list[str], change: str
 ) -> None:
-    """LSN-5: rollback, retry and commit are one round trip, and what a handler has set changes no text in it."""
+    """Rollback, retry and commit are one round trip, and what a handler has set changes no text in it (LSN-5)."""
     registry, failures = HandlerRegistry(), ["it's \\' $1; --", "naïve 表 ☃", ""]
 
     @registry.handler("order.placed", name="leaks.fail", retry=RetryPolicy(max_attempts=9, base_delay=0.01))

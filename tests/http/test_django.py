@@ -300,7 +300,7 @@ def test_what_django_refuses_when_it_is_declared() -> None:
 
 @at_every_level
 async def test_fifty_at_once_in_django(conn: asyncpg.Connection, shop: Open, isolation: str) -> None:
-    """H1, P9: in two processes, one execution, no 5xx, and the same bytes for everybody."""
+    """In two processes, one execution, no 5xx, and the same bytes for everybody (H1, P9)."""
     http = shop(isolation)
     answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(50)))
     assert Counter(answer.status_code for answer in answers) == {201: 50}

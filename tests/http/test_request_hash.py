@@ -1,4 +1,4 @@
-"""SEC-1, IDM-1: what belongs to the hash of a request."""
+"""What belongs to the hash of a request (SEC-1, IDM-1)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def form(*values: bytes, boundary: bytes = b"b1", kind: bytes = b"multipart/form
 
 
 def test_the_encoding_counts() -> None:
-    """IDM-1: the same bytes under another Content-Encoding are another request; its case is not."""
+    """The same bytes under another Content-Encoding are another request; its case is not (IDM-1)."""
     assert hashed(body=b"x") != hashed(body=b"x", content_encoding=b"gzip")
     assert hashed(body=b"x", content_encoding=b"GZIP , br") == hashed(body=b"x", content_encoding=b"gzip,br")
 
 
 def test_multipart_bodies_count() -> None:
-    """IDM-1: every part, its place and its end; the boundary, which clients make anew, does not."""
+    """Every part, its place and its end; the boundary, which clients make anew, does not (IDM-1)."""
     assert hashed(**form(b"1", b"2")) == hashed(**form(b"1", b"2", boundary=b"another one"))
     different = [
         form(b"1", b"2"), form(b"2", b"1"), form(b"12"), form(b"1"), form(), form(b"1", b""), form(b"", b"1"),
@@ -44,7 +44,7 @@ def test_multipart_bodies_count() -> None:
 
 
 def test_a_part_cannot_pass_for_a_boundary() -> None:
-    """SEC-1: the boundary is left out where it parts a body, and nowhere else, or two bodies would become one."""
+    """The boundary is left out where it parts a body, and nowhere else, or two bodies would become one (SEC-1)."""
     assert hashed(**form(b"--b1x")) != hashed(**form(b"--x"))
 
 
@@ -62,7 +62,7 @@ def test_a_part_cannot_pass_for_a_boundary() -> None:
     ],
 )
 def test_what_is_not_well_formed_is_compared_as_it_is(body: bytes) -> None:
-    """IDM-1: the application will refuse it, and the hash must not guess."""
+    """The application will refuse it, and the hash must not guess (IDM-1)."""
     content_type = b"multipart/form-data; boundary=b1"
     assert multipart_parts(content_type, body) is None
     assert hashed(content_type=content_type, body=body) != hashed(content_type=content_type + b"2", body=body)
@@ -78,7 +78,7 @@ def test_what_is_not_well_formed_is_compared_as_it_is(body: bytes) -> None:
     ],
 )
 def test_no_body_passes_for_the_normalised_form_of_another(one: dict[str, bytes], other: dict[str, bytes]) -> None:
-    """SEC-1: a body that counts as it is, is marked: two requests never have one hash."""
+    """A body that counts as it is, is marked: two requests never have one hash (SEC-1)."""
     assert hashed(**one) != hashed(**other)
     parts = [HashedRequest("POST", b"/", b"", **each).parts() for each in (one, other)]
     assert len(parts[0]) != len(parts[1]), "the mark"
@@ -90,7 +90,7 @@ def test_no_body_passes_for_the_normalised_form_of_another(one: dict[str, bytes]
      b'boundary=b1; x="; boundary=b2"'],
 )  # fmt: skip
 def test_a_boundary_that_can_be_read_in_two_ways(parameters: bytes) -> None:
-    """SEC-1: the application may read another one than the hash does, so the header counts as it was sent."""
+    """The application may read another one than the hash does, so the header counts as it was sent (SEC-1)."""
     plain = form(b"1")
     other = {**plain, "content_type": b"multipart/form-data; " + parameters}
     assert multipart_parts(other["content_type"], other["body"]) is None
@@ -98,11 +98,11 @@ def test_a_boundary_that_can_be_read_in_two_ways(parameters: bytes) -> None:
 
 
 def test_the_order_of_parameters_counts() -> None:
-    """SEC-1: of two values the application may read the first or the last."""
+    """Of two values the application may read the first or the last (SEC-1)."""
     one, other = (form(b"1", kind=b"multipart/form-data; " + each) for each in (b"a=1; a=2", b"a=2; a=1"))
     assert hashed(**one) != hashed(**other)
 
 
 def test_every_scope_has_a_key_of_its_own() -> None:
-    """SEC-1: who reads the table cannot see that two tenants sent the same."""
+    """Who reads the table cannot see that two tenants sent the same (SEC-1)."""
     assert hashed("http:alice") != hashed("http:bob")

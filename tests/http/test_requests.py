@@ -214,7 +214,7 @@ async def test_the_same_request_in_other_words(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_raw_bytes_are_a_setting(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-1: with raw_body every byte counts."""
+    """With raw_body every byte counts (IDM-1)."""
     async with opened(dsn, raw_body=True) as (_, http):
         json_type = {"Content-Type": "application/json"}
         assert (await http.order(content=b'{"sku":"tea"}', headers=json_type)).status_code == 201
@@ -270,7 +270,7 @@ async def test_routes_as_a_part_of_the_scope(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_a_scope_that_names_nobody_is_refused(dsn: str, conn: asyncpg.Connection) -> None:
-    """S18: a client that makes the application name nobody gets a problem, and the request is not carried out."""
+    """A client that makes the application name nobody gets a problem, and the request is not carried out (S18)."""
     async with opened(dsn) as (_, http):
         problem(await http.order(who="x" * 1021), 400, "idempotency-scope-invalid")
     assert (await runs(conn), await records(conn)) == ([], [])

@@ -339,7 +339,7 @@ async def test_a_router_of_its_own(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_an_endpoint_that_commits_by_itself(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-1: it is told so with 500, and is never carried out again."""
+    """It is told so with 500, and is never carried out again (IDM-1)."""
     everything = Everything(dsn)
 
     @everything.app.post("/orders", status_code=201)
@@ -372,7 +372,7 @@ async def test_an_endpoint_that_rolls_back_by_itself(dsn: str, conn: asyncpg.Con
 
 
 def test_openapi_shows_the_header_and_the_problems() -> None:
-    """IDM-1: required where it is, optional where it is, and nothing elsewhere."""
+    """Required where it is, optional where it is, and nothing elsewhere (IDM-1)."""
     schema = Shop("postgresql://nowhere/none").app.openapi()
 
     def header(path: str) -> list[dict[str, Any]]:

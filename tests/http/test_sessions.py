@@ -109,8 +109,8 @@ async def test_a_flush_that_fails(dsn: str, conn: asyncpg.Connection, driver: st
 async def test_an_endpoint_that_commits_its_session(
     dsn: str, conn: asyncpg.Connection, driver: str, goes_on: int
 ) -> None:
-    """IDM-1: it is told so with 500, never a success; what it does after its commit is not committed, and it is never
-    carried out again.
+    """It is told so with 500, never a success; what it does after its commit is not committed, and it is never
+    carried out again (IDM-1).
     """
     async with seats(dsn, driver) as http:
         path = f"/ends/1?how=commit&goes_on={goes_on}"
@@ -142,8 +142,8 @@ async def test_an_endpoint_that_rolls_its_session_back(dsn: str, conn: asyncpg.C
 async def test_our_statements_never_land_on_a_strangers_connection(
     dsn: str, conn: asyncpg.Connection, how: str
 ) -> None:
-    """IDM-1: somebody else has got the connection when the endpoint that ended its session answers.
-    What the other one has done, and has not committed, is neither committed nor undone by us.
+    """Somebody else has got the connection when the endpoint that ended its session answers.
+    What the other one has done, and has not committed, is neither committed nor undone by us (IDM-1).
     """
     async with opened(dsn, "sqlalchemy", pool=2) as (shop, http):
         strangers: list[Any] = []

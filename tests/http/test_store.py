@@ -60,7 +60,7 @@ async def test_an_expired_key_is_a_new_one(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_secrets_are_changed_without_a_break(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-1, S18: the newest signs, the older ones are recognised; without its secret an answer is not given."""
+    """The newest signs, the older ones are recognised; without its secret an answer is not given (IDM-1, S18)."""
     other = "another secret of the tests, newer"
 
     async def order(key: str, secrets: dict[int, str]) -> int:
@@ -80,7 +80,7 @@ async def test_secrets_are_changed_without_a_break(dsn: str, conn: asyncpg.Conne
 
 
 async def test_nothing_stored_tells_the_request(dsn: str, conn: asyncpg.Connection) -> None:
-    """S7, S18, RTY-3: the hash is keyed, no body of a request is kept, and logs have a part of a hash for the key."""
+    """The hash is keyed, no body of a request is kept, and logs have a part of a hash for the key (S7, S18, RTY-3)."""
     async with opened(dsn) as (shop, http):
         await http.order("a-very-secret-key", {"seat": "canary-seat"})
         await http.order("a-very-secret-key", {"seat": "other"})
@@ -100,7 +100,7 @@ async def test_nothing_stored_tells_the_request(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_whoever_cannot_name_the_request_gets_no_answer(dsn: str, conn: asyncpg.Connection) -> None:
-    """S18: with scope and key alone the database says nothing of what it has stored."""
+    """With scope and key alone the database says nothing of what it has stored (S18)."""
     async with opened(dsn) as (_, http):
         await http.order()
     guess = "SELECT core.idempotency_begin('http:alice', 'k-1', '{0000}', 1, '1 day', 1000, NULL)"
@@ -133,7 +133,7 @@ async def test_more_requests_than_a_synchronous_pool_has_connections(dsn: str, c
 
 
 async def test_expired_records_are_swept(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-1, OBX-5: by the policy of idempotency_record, in batches, by the sweeper of workers and operators."""
+    """By the policy of idempotency_record, in batches, by the sweeper of workers and operators (IDM-1, OBX-5)."""
     async with opened(dsn) as (_, http):
         await http.order("old")
         await age(conn, hours=25)
@@ -151,7 +151,7 @@ async def test_expired_records_are_swept(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_expired_records_may_be_kept(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-5: with days in the policy they stay so long, and are still no answer."""
+    """With days in the policy they stay so long, and are still no answer (OBX-5)."""
     change = "SELECT core.retention_set('ann', 'a test', 'idempotency_record', '*', $1, 0, 'HARD_DELETE')"
     await conn.execute(change, 100)  # longer than the inbox: it has nothing to do with replays
     try:
@@ -167,7 +167,7 @@ async def test_expired_records_may_be_kept(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_a_sweep_is_small(dsn: str, conn: asyncpg.Connection) -> None:
-    """E7: at most what it is told, from the left edge of the index, and it says whether there is more."""
+    """At most what it is told, from the left edge of the index, and it says whether there is more (E7)."""
     await conn.execute(
         """INSERT INTO core.idempotency_records (scope, key, request_hash, hash_version, status, response_status_code,
                                                  expires_at)
@@ -182,7 +182,7 @@ async def test_a_sweep_is_small(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_command_is_carried_out_once(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-2: the result of the first time, in the caller's transaction; a rollback takes both back."""
+    """The result of the first time, in the caller's transaction; a rollback takes both back (IDM-2)."""
     commands = Commands({1: SECRET})
     key = job_key("2026-03-01", "send-reminder", 17)
     assert key == "job:2026-03-01:send-reminder:17"
@@ -212,7 +212,7 @@ async def test_a_command_is_carried_out_once(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_commands_in_synchronous_transactions(dsn: str) -> None:
-    """IDM-2: with psycopg and SQLAlchemy, inside a savepoint too; the answer is the one of the other driver."""
+    """With psycopg and SQLAlchemy, inside a savepoint too; the answer is the one of the other driver (IDM-2)."""
     commands = Commands({1: SECRET})
     results: list[Any] = []
 
@@ -232,7 +232,7 @@ async def test_commands_in_synchronous_transactions(dsn: str) -> None:
 
 @pytest.mark.parametrize("ending", ["COMMIT; BEGIN", "ROLLBACK; BEGIN"], ids=["commit", "rollback"])
 async def test_a_command_that_ends_the_transaction(dsn: str, conn: asyncpg.Connection, ending: str) -> None:
-    """IDM-2: and begins another, in which nothing would remember its result."""
+    """And begins another, in which nothing would remember its result (IDM-2)."""
     commands = Commands({1: SECRET})
 
     async def end() -> None:
@@ -250,7 +250,7 @@ async def test_a_command_that_ends_the_transaction(dsn: str, conn: asyncpg.Conne
 
 
 async def test_a_command_that_is_under_way(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-2, RTY-2: whoever comes second waits, and is told to come again."""
+    """Whoever comes second waits, and is told to come again (IDM-2, RTY-2)."""
     commands = Commands({1: SECRET}, IdempotencySettings(wait=0.05))
     other = await asyncpg.connect(dsn)
 
@@ -270,7 +270,7 @@ async def test_a_command_that_is_under_way(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_a_handler_dispatches_commands(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-2: with the event's id in the key, whatever repeats the event does not repeat the command."""
+    """With the event's id in the key, whatever repeats the event does not repeat the command (IDM-2)."""
     commands, registry = Commands({1: SECRET}), HandlerRegistry()
 
     @registry.handler("reminders.due", name="shop.send_reminders")
@@ -296,7 +296,7 @@ async def test_a_handler_dispatches_commands(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_a_handler_that_calls_such_a_service(dsn: str) -> None:
-    """RTY-2: what the contract answers is classified as it is meant: under way is transient, reused is terminal."""
+    """What the contract answers is classified as it is meant: under way is transient, reused is terminal (RTY-2)."""
     async with opened(dsn, wait=0.05) as (_, http):
         slow = asyncio.create_task(http.order("slow", {"seconds": 0.5}))
         await asyncio.sleep(0.2)

@@ -28,7 +28,7 @@ OTHERS = [(driver, ISOLATION[n % 3]) for n, driver in enumerate(EVERY_DRIVER) if
 async def test_fifty_first_requests_with_one_key(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
-    """H1, P9, rows 7 and 11: in two processes, one execution, no 5xx, and the same bytes for everybody."""
+    """In two processes, one execution, no 5xx, and the same bytes for everybody (H1, P9, rows 7 and 11)."""
     async with shop(driver, isolation) as http:
         answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(50)))
     assert Counter(answer.status_code for answer in answers) == {201: 50}
@@ -59,7 +59,7 @@ async def test_fifty_first_requests_with_an_expired_key(
 
 
 async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg.Connection) -> None:
-    """H1: more synchronous ones wait than there are threads, and the one they wait for still comes to its end."""
+    """More synchronous ones wait than there are threads, and the one they wait for still comes to its end (H1)."""
     async with opened(dsn, "sqlalchemy-sync") as (_, http):
         answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(60)))
     assert Counter(answer.status_code for answer in answers) == {201: 60}

@@ -134,7 +134,7 @@ async def described(conn: asyncpg.Connection) -> str:
 
 
 async def test_the_schema_is_the_golden_one(described: str, postgres_server: SessionServer) -> None:
-    """OBX-3: the same on every server; a difference has to be looked at, and is written down on purpose only."""
+    """The same on every server; a difference has to be looked at, and is written down on purpose only (OBX-3)."""
     if os.environ.get(UPDATE) and postgres_server.major == SUPPORTED_MAJORS[0]:
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_text(described, encoding="utf-8")
@@ -147,7 +147,7 @@ async def test_the_schema_is_the_golden_one(described: str, postgres_server: Ses
 
 
 async def test_another_schema_is_the_golden_one_under_its_name(empty_dsn: str) -> None:
-    """OBX-1: only the name differs."""
+    """Only the name differs (OBX-1)."""
     await migrate.apply(empty_dsn, schema="hf_other")
     connection = await asyncpg.connect(empty_dsn)
     try:
@@ -160,7 +160,7 @@ async def test_another_schema_is_the_golden_one_under_its_name(empty_dsn: str) -
 
 
 def test_the_golden_text_knows_what_matters() -> None:
-    """OBX-3: were the queries above to find nothing, the comparison would be empty."""
+    """Were the queries above to find nothing, the comparison would be empty (OBX-3)."""
     lines = GOLDEN.read_text(encoding="utf-8").splitlines()
     for start in (
         "table outbox, owned by holdfast_owner",
@@ -178,7 +178,7 @@ def test_the_golden_text_knows_what_matters() -> None:
 
 
 def test_the_page_of_alembic_names_the_last_migration() -> None:
-    """ENV-3: the numbers of its example are accepted as they stand there."""
+    """The numbers of its example are accepted as they stand there (ENV-3)."""
     text, last = ALEMBIC.read_text(), migrate.installed_version()
     named = r"(?<=migrate_holdfast\(to=)\d+|(?<=migrate_holdfast\(since=)\d+"
     if os.environ.get(UPDATE):

@@ -1,4 +1,4 @@
-"""OBX-7, OBX-2: managed Postgres, where nobody is a superuser and perhaps nobody may create roles."""
+"""Managed Postgres, where nobody is a superuser and perhaps nobody may create roles (OBX-7, OBX-2)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def publish(dsn: str) -> int:
 
 
 async def test_with_createrole_the_schema_belongs_to_a_role_that_cannot_log_in(managed: Managed) -> None:
-    """OBX-2, S1: owner NOLOGIN, no superuser needed; from Postgres 16 on CREATEROLE alone may not become it."""
+    """Owner NOLOGIN, no superuser needed; from Postgres 16 on CREATEROLE alone may not become it (OBX-2, S1)."""
     managed.as_admin(
         f"ALTER ROLE {managed.login} CREATEROLE",
         f"GRANT CREATE ON DATABASE {managed.database} TO {managed.login}",
@@ -116,7 +116,7 @@ async def test_with_createrole_the_schema_belongs_to_a_role_that_cannot_log_in(m
 
 
 async def test_with_createrole_everything_can_be_removed_again(managed: Managed) -> None:
-    """OBX-7: uninstall takes the roles along when nothing else uses them."""
+    """Uninstall takes the roles along when nothing else uses them (OBX-7)."""
     managed.as_admin(
         f"ALTER ROLE {managed.login} CREATEROLE", f"ALTER DATABASE {managed.database} OWNER TO {managed.login}"
     )
@@ -146,7 +146,7 @@ async def test_roles_that_another_database_uses_are_kept(managed: Managed) -> No
 
 
 async def test_without_createrole_everything_belongs_to_the_login(managed: Managed) -> None:
-    """OBX-7: no CREATEROLE needed; a hint says how to add the roles later."""
+    """No CREATEROLE needed; a hint says how to add the roles later (OBX-7)."""
     managed.as_admin(f"GRANT CREATE ON DATABASE {managed.database} TO {managed.login}")
     steps: list[Step] = []
     assert await migrate.apply(managed.dsn, on_step=steps.append)
@@ -169,7 +169,7 @@ async def test_without_createrole_everything_belongs_to_the_login(managed: Manag
 
 
 async def test_an_administrator_can_add_the_roles_later(managed: Managed) -> None:
-    """OBX-7: the grants are printable, and move an installation without roles to one with them."""
+    """The grants are printable, and move an installation without roles to one with them (OBX-7)."""
     managed.as_admin(f"GRANT CREATE ON DATABASE {managed.database} TO {managed.login}")
     await migrate.apply(managed.dsn)
     await publish(managed.dsn)
@@ -208,7 +208,7 @@ async def test_always_moves_an_installation_of_ones_own_to_the_roles(managed: Ma
 
 
 async def test_a_login_that_may_create_nothing_is_told_what_to_ask_for(managed: Managed) -> None:
-    """OBX-7: the error is the sentence for the administrator."""
+    """The error is the sentence for the administrator (OBX-7)."""
     with pytest.raises(MigrationError) as refused:
         await migrate.apply(managed.dsn)
     assert isinstance(refused.value, migrate.MigrationRefused)
@@ -221,7 +221,7 @@ async def test_a_login_that_may_create_nothing_is_told_what_to_ask_for(managed: 
 
 
 async def test_roles_that_exist_are_used_when_the_login_may_become_the_owner(managed: Managed) -> None:
-    """OBX-2: an administrator makes the roles once, and the login needs no attribute."""
+    """An administrator makes the roles once, and the login needs no attribute (OBX-2)."""
     managed.as_admin(
         *(f"CREATE ROLE {role} NOLOGIN" for role in ROLES),
         f"GRANT holdfast_owner TO {managed.login}",
@@ -255,7 +255,7 @@ async def test_a_schema_made_for_the_owner_needs_no_right_on_the_database(manage
 
 
 async def test_another_login_may_neither_read_nor_use_it(managed: Managed) -> None:
-    """S2: nothing is open to PUBLIC; the error names the grant that is missing."""
+    """Nothing is open to PUBLIC; the error names the grant that is missing (S2)."""
     await migrate.apply(managed.admin_dsn)
     for attempt in (migrate.state, migrate.uninstall):
         with pytest.raises(MigrationError, match=f"GRANT holdfast_owner TO {managed.login}"):

@@ -46,7 +46,7 @@ LEDGER = "SELECT version, name FROM core.migrations WHERE version > 0 ORDER BY v
 
 
 async def test_plan_of_a_database_without_the_schema_says_version_0(empty_dsn: str) -> None:
-    """OBX-3: everything is pending, and looking changes nothing."""
+    """Everything is pending, and looking changes nothing (OBX-3)."""
     found = await migrate.state(empty_dsn)
     assert (found.database_version, found.applied) == (0, ())
     assert found.pending
@@ -55,7 +55,7 @@ async def test_plan_of_a_database_without_the_schema_says_version_0(empty_dsn: s
 
 
 async def test_the_packaged_migrations_apply_and_are_then_done(empty_dsn: str) -> None:
-    """OBX-3: applied in order, recorded, and not applied again."""
+    """Applied in order, recorded, and not applied again (OBX-3)."""
     steps: list[Step] = []
     done = await migrate.apply(empty_dsn, on_step=steps.append)
     assert [m.version for m in done] == list(range(1, len(done) + 1))
@@ -70,7 +70,7 @@ async def test_the_packaged_migrations_apply_and_are_then_done(empty_dsn: str) -
 
 
 async def test_migrations_and_functions_are_one_transaction(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3, OPS-6: no worker finds a schema between two releases; what fails leaves the schema as it was."""
+    """No worker finds a schema between two releases; what fails leaves the schema as it was (OBX-3, OPS-6)."""
     broken = make_source(FIRST, f"{SECOND} SELECT 1/0;")
     with pytest.raises(MigrationError, match=r"0002_step.*division by zero") as refused:
         await migrate.apply(empty_dsn, source=broken)
@@ -87,7 +87,7 @@ async def test_migrations_and_functions_are_one_transaction(empty_dsn: str, make
 async def test_of_several_processes_one_migrates_and_the_others_find_nothing_to_do(
     empty_dsn: str, make_source: MakeSource
 ) -> None:
-    """OBX-3: every instance of a deployment may run it at start."""
+    """Every instance of a deployment may run it at start (OBX-3)."""
     source = make_source(f"{FIRST} SELECT pg_sleep(0.3);", SECOND)
     steps: list[Step] = []
     runs = [migrate.apply(empty_dsn, source=source, on_step=steps.append) for _ in range(4)]
@@ -99,7 +99,7 @@ async def test_of_several_processes_one_migrates_and_the_others_find_nothing_to_
 async def test_behind_a_pooler_runs_take_turns(
     empty_dsn: str, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBX-7: a pooler gives its own backend number; then no lock outlives a transaction."""
+    """A pooler gives its own backend number; then no lock outlives a transaction (OBX-7)."""
     monkeypatch.setattr(asyncpg.Connection, "get_server_pid", lambda _self: -1)
     source = make_source(f"{FIRST} SELECT pg_sleep(0.2);", SECOND)
     done = await asyncio.gather(*(migrate.apply(empty_dsn, source=source) for _ in range(3)))
@@ -110,7 +110,7 @@ async def test_behind_a_pooler_runs_take_turns(
 
 
 async def test_a_migration_outside_a_transaction(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: CREATE INDEX CONCURRENTLY works, also while another run waits for its turn."""
+    """CREATE INDEX CONCURRENTLY works, also while another run waits for its turn (OBX-3)."""
     index = """-- Lets readers find notes.
 -- holdfast: no-transaction
 CREATE INDEX CONCURRENTLY thing_note ON core.thing (note);
@@ -217,7 +217,7 @@ def test_files_with_a_gap_or_another_name_are_refused(tmp_path: Path, names: lis
 
 
 async def test_a_database_that_no_longer_serves_the_code_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3, OPS-6: old code must not touch what it does not know; the error names both releases and the remedy."""
+    """Old code must not touch what it does not know; the error names both releases and the remedy (OBX-3, OPS-6)."""
     await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND, contract=(3, 2, 2)))
     for attempt in (migrate.state, migrate.apply):
         with pytest.raises(SchemaMismatch) as refused:
@@ -230,7 +230,7 @@ async def test_a_database_that_no_longer_serves_the_code_is_refused(empty_dsn: s
 
 
 async def test_a_newer_database_that_serves_the_code_is_left_as_it_is(empty_dsn: str, make_source: MakeSource) -> None:
-    """OPS-6: after a rollback the old release runs `migrate apply` again, and puts no old function back."""
+    """After a rollback the old release runs `migrate apply` again, and puts no old function back (OPS-6)."""
     old = make_source(FIRST, functions=FUNCTION, contract=(2, 1, 2))
     new = make_source(FIRST, functions=FUNCTION.replace("41", "42"), contract=(3, 2, 3))
     newest = make_source(FIRST, SECOND, functions=FUNCTION.replace("41", "43"), contract=(3, 2, 3))
@@ -247,7 +247,7 @@ async def test_a_newer_database_that_serves_the_code_is_left_as_it_is(empty_dsn:
 
 
 async def test_a_schema_with_other_things_in_it_is_refused(empty_dsn: str) -> None:
-    """OBX-7: uninstalling drops the schema, so it must never hold what is not Holdfast's."""
+    """Uninstalling drops the schema, so it must never hold what is not Holdfast's (OBX-7)."""
     await execute(empty_dsn, "CREATE SCHEMA core; CREATE TABLE core.customers (id int)")
     with pytest.raises(MigrationError, match=r"not Holdfast's.*--schema"):
         await migrate.apply(empty_dsn)
@@ -272,7 +272,7 @@ async def test_another_encoding_is_refused(empty_dsn: str, postgres_server: Sess
 
 
 async def test_a_migration_that_waits_for_a_lock_lets_others_pass(empty_dsn: str, make_source: MakeSource) -> None:
-    """B14: ALTER TABLE behind a long transaction stalls nobody for longer than two seconds, and gets there."""
+    """ALTER TABLE behind a long transaction stalls nobody for longer than two seconds, and gets there (B14)."""
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     reader, worker = await asyncpg.connect(empty_dsn), await asyncpg.connect(empty_dsn)
     retried = asyncio.Event()
@@ -312,7 +312,7 @@ async def test_a_migration_that_waits_for_a_lock_lets_others_pass(empty_dsn: str
 async def test_without_the_lock_it_gives_up_and_names_the_holder(
     empty_dsn: str, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B14: tries are bounded, and the error says which transaction to look at."""
+    """Tries are bounded, and the error says which transaction to look at (B14)."""
     monkeypatch.setattr(ddl, "LOCK_TRIES", 2)
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     reader = await asyncpg.connect(empty_dsn, server_settings={"application_name": "long report"})
@@ -330,7 +330,7 @@ async def test_without_the_lock_it_gives_up_and_names_the_holder(
 
 
 async def test_settings_of_the_database_do_not_matter(empty_dsn: str, make_source: MakeSource) -> None:
-    """B13, S1: isolation, timeouts and a search path that others may write to."""
+    """Isolation, timeouts and a search path that others may write to (B13, S1)."""
     name = urlsplit(empty_dsn).path[1:]
     await execute(
         empty_dsn,
@@ -354,7 +354,7 @@ FUNCTION = "CREATE OR REPLACE FUNCTION core.answer() RETURNS int LANGUAGE sql AS
 
 
 async def test_functions_are_replaced_as_a_whole(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: a function has no number; the plan says when the database has another text."""
+    """A function has no number; the plan says when the database has another text (OBX-3)."""
     await migrate.apply(empty_dsn, source=make_source(FIRST, functions=FUNCTION))
     newer = make_source(FIRST, functions=FUNCTION.replace("41", "42"))
     found = await migrate.state(empty_dsn, source=newer)
@@ -401,7 +401,7 @@ async def catalog(dsn: str, schema: str = "core") -> list[Any]:
 async def test_the_printed_script_makes_what_apply_makes(
     empty_dsn: str, postgres_server: SessionServer, roles: bool
 ) -> None:
-    """OBX-3: printable for review, Alembic and Django, and known to `migrate status` afterwards."""
+    """Printable for review, Alembic and Django, and known to `migrate status` afterwards (OBX-3)."""
     with psycopg.connect(empty_dsn) as connection:
         connection.execute(migrate.printable(roles=roles).encode())
     assert (await migrate.state(empty_dsn)).up_to_date
@@ -432,13 +432,13 @@ def test_a_script_since_a_migration_that_is_not_there_is_refused(since: int) -> 
 
 
 def test_the_printed_script_has_no_transaction_of_its_own() -> None:
-    """OBX-3: Alembic and Django have one already."""
+    """Alembic and Django have one already (OBX-3)."""
     lines = {line.strip().upper() for line in migrate.printable().splitlines()}
     assert not lines & {"BEGIN;", "COMMIT;", "START TRANSACTION;", "ROLLBACK;"}
 
 
 async def test_two_installations_live_in_one_database(dsn: str) -> None:
-    """OBX-1: the schema's name is a setting, also when it is a reserved word."""
+    """The schema's name is a setting, also when it is a reserved word (OBX-1)."""
     await migrate.apply(dsn, schema="order")
     renamed = [
         tuple(re.sub(r"'order(?!ing|ed)", "'core", str(part).replace('"order"', "core")) for part in row)
@@ -458,7 +458,7 @@ async def test_two_installations_live_in_one_database(dsn: str) -> None:
 
 
 async def test_require_compatible_accepts_the_version_of_the_code(conn: asyncpg.Connection) -> None:
-    """OBX-3: also for roles that may do nothing but their work."""
+    """Also for roles that may do nothing but their work (OBX-3)."""
     for role in ("holdfast_producer", "holdfast_worker", "holdfast_operator"):
         await conn.execute(f"SET ROLE {role}")
         await migrate.require_compatible(conn)
@@ -466,7 +466,7 @@ async def test_require_compatible_accepts_the_version_of_the_code(conn: asyncpg.
 
 
 async def test_require_compatible_lets_the_ranges_meet(empty_dsn: str, make_source: MakeSource) -> None:
-    """OPS-6: one release of distance both ways, whatever the functions' texts; beyond it, both sides and a remedy."""
+    """One release of distance both ways, whatever the functions' texts; beyond it, both sides and a remedy (OPS-6)."""
     releases = [
         make_source(FIRST, functions=FUNCTION.replace("41", str(number)), contract=(number, max(1, number - 1), oldest))
         for number, oldest in ((1, 1), (2, 1), (3, 3), (4, 3))
@@ -529,7 +529,7 @@ async def test_require_compatible_leaves_a_transaction_usable(empty_dsn: str) ->
 
 
 async def test_uninstall_removes_the_schema_and_what_stands_outside_it(dsn: str) -> None:
-    """OBX-7: nothing is left, not even default privileges."""
+    """Nothing is left, not even default privileges (OBX-7)."""
     publish = (
         "INSERT INTO core.outbox (event_type, source, payload) SELECT 'a.b', 'shop', '{}' FROM generate_series(1, 3)"
     )

@@ -107,7 +107,7 @@ async def kill(worker: WorkerProcess) -> None:
 
 @pytest.mark.slow
 async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
-    """OPS-6, OBX-3, T13: migrate, kill and restart both kinds, roll back: nothing lost, nothing failed for good."""
+    """Migrate, kill and restart both kinds, roll back: nothing lost, nothing failed for good (OPS-6, OBX-3, T13)."""
     await make_tables(conn)
     load = Load()
     async with AsyncExitStack() as stack:
@@ -147,7 +147,7 @@ async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_
 
 
 async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
-    """OPS-6, T13: code that is too new for the schema names the command, code that is too old names the release."""
+    """Code that is too new for the schema names the command, code that is too old names the release (OPS-6, T13)."""
     async with process(dsn, "ledger", started=False, environment=next_release.environment) as early:
         assert await early.end() != 0
     assert f"schema core of contract {CONTRACT} " in early.errors
@@ -169,7 +169,7 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
 async def test_two_applications_and_two_releases_in_one_database(
     dsn: str, conn: asyncpg.Connection, next_release: NextRelease
 ) -> None:
-    """OPS-6, LSN-17, T30: a schema each, one of them of the next release: neither sees the other's events."""
+    """A schema each, one of them of the next release: neither sees the other's events (OPS-6, LSN-17, T30)."""
     await make_tables(conn)
     before = await conn.fetchrow("SELECT * FROM core.contract")
     await migrate.apply(dsn, schema="shop", source=next_release.sql)
@@ -197,7 +197,7 @@ async def test_two_applications_and_two_releases_in_one_database(
 
 
 def test_the_terms_of_this_release_are_a_window() -> None:
-    """OPS-6: the schema serves the contract before it, if there is one; each contract it serves has a release."""
+    """The schema serves the contract before it, if there is one; each contract it serves has a release (OPS-6)."""
     terms = load().terms
     releases = tomllib.loads((SQL / "contract.toml").read_text())["releases"]
     assert terms.schema.oldest_code == max(1, CONTRACT - 1)

@@ -81,7 +81,7 @@ def require_laws(before: Snapshot, after: Snapshot) -> None:
 
 
 async def require_balance(outbox: Outbox) -> None:
-    """OBS-2: of what was begun, each delivery is open or was closed by exactly one outcome."""
+    """Of what was begun, each delivery is open or was closed by exactly one outcome (OBS-2)."""
     (row,) = await outbox.call("read_balance")
     counted = dict(row)
     assert counted.pop("begun") == sum(counted.values()), dict(row)

@@ -468,7 +468,7 @@ def machine(dsn: str) -> Iterator[type[OutboxMachine]]:
 def test_any_order_of_calls(
     request: pytest.FixtureRequest, postgres_server: SessionServer, machine: type[OutboxMachine]
 ) -> None:
-    """P1, P2, P8, LSN-3, LSN-6, LSN-7, LSN-11, PUB-2, DLQ-3, OBX-5, E8, E9: the tables are as the model says."""
+    """The tables are as the model says (P1, P2, P8, LSN-3, LSN-6, LSN-7, LSN-11, PUB-2, DLQ-3, OBX-5, E8, E9)."""
     run_state_machine_as_test(
         machine,
         settings=settings(

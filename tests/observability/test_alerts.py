@@ -75,13 +75,13 @@ def shop() -> HandlerRegistry:
     "check", [["check", "rules", "alerts.yml"], ["test", "rules", "tests.yml"], ["check", "config", "prometheus.yml"]]
 )
 def test_promtool_accepts_the_rules(check: list[str]) -> None:
-    """OBS-3: their syntax, and their own tests."""
+    """Their syntax, and their own tests (OBS-3)."""
     run = subprocess.run(["promtool", *check], cwd=RULES.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_every_alert_is_tested_with_promtool_and_by_its_fault() -> None:
-    """OBS-3: in the rules' own tests, and below."""
+    """In the rules' own tests, and below (OBS-3)."""
     tests = (RULES.parent / "tests.yml").read_text()
     assert re.findall(r"^  - name: (\w+)$", tests, re.MULTILINE) == list(ALERTS)
     faults = Path(__file__).read_text()
@@ -89,7 +89,7 @@ def test_every_alert_is_tested_with_promtool_and_by_its_fault() -> None:
 
 
 def test_every_alert_leads_to_a_section_of_the_runbook() -> None:
-    """OBS-3: that says what it means; and has a severity and a summary."""
+    """That says what it means; and has a severity and a summary (OBS-3)."""
     page = ROOT / "docs" / "runbooks" / "alerts.md"
     sections = [line.removeprefix("### ") for line in page.read_text().splitlines() if line.startswith("### ")]
     assert len(ALERTS) > 20 and sections == list(ALERTS)
@@ -102,7 +102,7 @@ def test_every_alert_leads_to_a_section_of_the_runbook() -> None:
 
 
 async def test_nothing_fires_under_a_quiet_load(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: with events, handlers and a retry now and then. test_quiet.py does it with a Prometheus."""
+    """With events, handlers and a retry now and then. test_quiet.py does it with a Prometheus (OBS-3)."""
     registry, tried = HandlerRegistry(), set()
 
     @registry.handler("order.*", name="shop.note", retry=RetryPolicy(base_delay=0.01))
@@ -125,7 +125,7 @@ async def test_nothing_fires_under_a_quiet_load(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_no_database(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
-    """OBS-3: the endpoint says 503, as it does while its database is away."""
+    """The endpoint says 503, as it does while its database is away (OBS-3)."""
     async with command(empty_dsn, tmp_path, "metrics", "--listen", "0") as outbox:
         assert (await get(await outbox.port()))[0] == 503
     assert firing(Step({OUTBOX: None}, minutes=8)) == {"HoldfastMetricsMissing", "HoldfastTargetDown"}
@@ -399,7 +399,7 @@ async def test_a_transaction_that_is_left_open(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_the_limit_of_connections_without_pg_monitor(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: a login that may not see other sessions has no horizon rather than a wrong one."""
+    """A login that may not see other sessions has no horizon rather than a wrong one (OBS-3)."""
     await conn.execute("SET ROLE holdfast_operator")
     found = await scraped_outbox(conn)
     await conn.execute("RESET ROLE")

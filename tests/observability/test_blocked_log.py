@@ -1,4 +1,4 @@
-"""SEC-1, OBS-1, T16: a log that cannot be written, and observers that block or raise, cost lines and nothing else."""
+"""A log that cannot be written, and observers that block or raise, cost lines and nothing else (SEC-1, OBS-1, T16)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ async def stops(process: Process, code: int = 0) -> None:
 
 
 async def test_a_pipe_that_is_read_late(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """T16: deliveries go on behind a full pipe; what was dropped is counted in a line, and failures are not dropped."""
+    """Deliveries go on behind a full pipe; what was dropped is counted in a line, and failures are not dropped
+    (T16).
+    """
     reading, writing = os.pipe()
     lines = 2 * MOST + 3_000
     async with command(dsn, tmp_path, writing) as process:
@@ -101,7 +103,7 @@ async def test_a_pipe_that_is_read_late(dsn: str, conn: asyncpg.Connection, tmp_
 
 
 async def test_a_pipe_that_nobody_reads(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """T16: deliveries go on, and SIGTERM ends the worker in order."""
+    """Deliveries go on, and SIGTERM ends the worker in order (T16)."""
     reading, writing = os.pipe()
     try:
         async with command(dsn, tmp_path, writing) as process:
@@ -117,7 +119,7 @@ async def test_a_pipe_that_nobody_reads(dsn: str, conn: asyncpg.Connection, tmp_
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="the system has no device that is always full")
 async def test_a_disk_that_is_full(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """T16: a log file that takes nothing stops neither deliveries nor SIGTERM."""
+    """A log file that takes nothing stops neither deliveries nor SIGTERM (T16)."""
     with open("/dev/full", "wb") as full:
         async with command(dsn, tmp_path, full) as process:
             await publish(conn, "order.loud", {"lines": 100})
@@ -127,7 +129,7 @@ async def test_a_disk_that_is_full(dsn: str, conn: asyncpg.Connection, tmp_path:
 
 
 async def test_observers_that_block_and_raise(dsn: str, conn: asyncpg.Connection) -> None:
-    """T16: the others get every fact, deliveries go on, the worker stops in time, and what was lost is counted."""
+    """The others get every fact, deliveries go on, the worker stops in time, and what was lost is counted (T16)."""
     registry, facts, release = HandlerRegistry(), Facts(), threading.Event()
 
     @registry.handler("order.placed", name="shop.fail", retry=RetryPolicy(strategy="none"))
@@ -154,7 +156,7 @@ async def test_observers_that_block_and_raise(dsn: str, conn: asyncpg.Connection
 
 
 def test_urgent_items_are_dropped_last() -> None:
-    """T16: while nothing can be written, the last places are for failures; then it is told once how many were lost."""
+    """While nothing can be written, the last places are for failures; then it is told once how many were lost (T16)."""
     taken, release = threading.Event(), threading.Event()
     seen, told = list[tuple[str, int]](), list[int]()
 

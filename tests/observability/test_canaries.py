@@ -369,7 +369,7 @@ async def watched(
 
 
 async def test_the_canaries_are_there_to_be_found(dsn: str, conn: asyncpg.Connection, watched: Watched) -> None:
-    """OBS-1: without redaction they are in everything that tells of an error, and this looks for them there."""
+    """Without redaction they are in everything that tells of an error, and this looks for them there (OBS-1)."""
     await publish_and_handle(dsn, conn, watched, unredacted)
     found = {name for name, _, _ in canaries_in(await watched.outputs())}
     assert found == {"log", "facts", "spans", "sentry", "stored errors"}
@@ -378,7 +378,9 @@ async def test_the_canaries_are_there_to_be_found(dsn: str, conn: asyncpg.Connec
 async def test_no_canary_leaves_the_process(
     dsn: str, conn: asyncpg.Connection, watched: Watched, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """OBS-1, SEC-1: not in logs, facts, traces, metrics, Sentry, stored errors, sessions, or errors that are raised."""
+    """Not in logs, facts, traces, metrics, Sentry, stored errors, sessions, or errors that are raised (OBS-1,
+    SEC-1).
+    """
     await publish_and_handle(dsn, conn, watched)
     await refuse_publishing(conn, watched)
     await answer_requests(dsn, watched)

@@ -77,7 +77,7 @@ def manifest(kind: str) -> Any:
 
 
 async def test_the_probes_of_kubernetes(container: Container) -> None:
-    """OBS-3: each of them succeeds at the worker of the manifest, over HTTP and as a command."""
+    """Each of them succeeds at the worker of the manifest, over HTTP and as a command (OBS-3)."""
     (worker,) = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
     (port,) = [each["containerPort"] for each in worker["ports"]]
     command = [word.replace("$(POD_NAME)", "shop-worker-1") for word in worker["command"]]
@@ -99,7 +99,7 @@ async def test_the_probes_of_kubernetes(container: Container) -> None:
 
 
 async def test_the_commands_of_docker(container: Container) -> None:
-    """OBS-3: of the Dockerfile and of compose; both say the same."""
+    """Of the Dockerfile and of compose; both say the same (OBS-3)."""
     (file,) = blocks("dockerfile", pages=[ROOT / "docs" / "deploying.md"])
     command = json.loads(re.findall(r"^CMD (\[.*\])$", file.text, re.MULTILINE)[0])
     check = json.loads(re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", file.text, re.MULTILINE)[0])
@@ -118,7 +118,7 @@ async def test_the_commands_of_docker(container: Container) -> None:
 
 
 async def test_the_command_of_the_unit(container: Container, tmp_path: Path) -> None:
-    """OBS-3: systemd is told that it is ready, by the command of the unit."""
+    """Systemd is told that it is ready, by the command of the unit (OBS-3)."""
     (unit,) = [block.text for block in blocks("ini") if "holdfast worker" in block.text]
     settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
     assert settings["Type"] == "notify" and int(settings["WatchdogSec"]) > 30

@@ -26,7 +26,7 @@ from tests.worker.support import Facts, Observed, drained, publish, publish_many
 
 
 async def test_a_delivery_that_is_snoozed_and_then_released(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1: with how long its handler had run, and when it is due again."""
+    """With how long its handler had run, and when it is due again (OBS-1)."""
     registry, observed, began = HandlerRegistry(), Observed(), asyncio.Event()
 
     @registry.handler("order.placed", name="shop.note")
@@ -47,7 +47,7 @@ async def test_a_delivery_that_is_snoozed_and_then_released(dsn: str, conn: asyn
 
 
 async def test_a_lease_that_is_lost(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1: what this worker did counts for nothing, and it says so."""
+    """What this worker did counts for nothing, and it says so (OBS-1)."""
     registry, observed, taken = HandlerRegistry(), Observed(), asyncio.Event()
     other = await asyncpg.connect(dsn)
     take = "UPDATE core.outbox SET lease_token = gen_random_uuid(), lease_expires_at = now()"
@@ -68,7 +68,7 @@ async def test_a_lease_that_is_lost(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_drainer_that_ends_tells_what_the_log_has_counted(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1: a storm that has ended within a second is in the log to the last failure."""
+    """A storm that has ended within a second is in the log to the last failure (OBS-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="shop.note")
@@ -98,7 +98,7 @@ async def test_slots_of_a_schedule(dsn: str) -> None:
 
 
 def test_an_outage_begins_and_is_over() -> None:
-    """OBS-1, LSN-2: once for all loops, without what the address hides."""
+    """Once for all loops, without what the address hides (OBS-1, LSN-2)."""
     observed = Observed()
     outages = Outages(DirectObservers((observed,)))
     claim, settle = outages.of("claim"), outages.of("settle")
@@ -112,7 +112,7 @@ def test_an_outage_begins_and_is_over() -> None:
 
 
 async def test_an_observer_of_successes_that_blocks(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1, T16: more events than its queue has places are delivered meanwhile, and what it misses is counted."""
+    """More events than its queue has places are delivered meanwhile, and what it misses is counted (OBS-1, T16)."""
     registry, release = HandlerRegistry(), threading.Event()
 
     @registry.handler("order.placed", name="shop.note")
@@ -169,7 +169,7 @@ async def requests(dsn: str) -> AsyncIterator[tuple[Observed, Any]]:
 
 
 async def test_each_idempotent_request_is_a_fact(requests: tuple[Observed, Any]) -> None:
-    """OBS-1: what became of it, once, and nothing of the key."""
+    """What became of it, once, and nothing of the key (OBS-1)."""
     observed, post = requests
     await post(1, "k-1")
     await post(1, "k-1")
@@ -191,7 +191,7 @@ async def test_each_idempotent_request_is_a_fact(requests: tuple[Observed, Any])
 
 
 async def test_a_request_that_cannot_be_carried_out(requests: tuple[Observed, Any], conn: asyncpg.Connection) -> None:
-    """OBS-1: the database refuses the record, and the request is answered with 503."""
+    """The database refuses the record, and the request is answered with 503 (OBS-1)."""
     observed, post = requests
     await conn.execute("ALTER TABLE core.idempotency_records RENAME TO gone")
     try:

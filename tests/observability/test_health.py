@@ -58,7 +58,7 @@ def seen_by_a_thread(worker: Worker) -> Iterator[list[Health]]:
 
 
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
-    """OBS-3: ready while it claims; not from the moment it is told to stop; live as long as it has work to end."""
+    """Ready while it claims; not from the moment it is told to stop; live as long as it has work to end (OBS-3)."""
     worker = Worker(dsn, registry, WorkerSettings(name="box"))
     assert (worker.health().state, worker.health().live, worker.health().ready) == ("new", False, False)
     async with worker:
@@ -76,7 +76,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, reg
 
 
 async def test_a_handler_that_blocks_the_loop(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
-    """OBS-3: a short block is none; a long one is said while it lasts, with the handler's name, and is forgiven."""
+    """A short block is none; a long one is said while it lasts, with the handler's name, and is forgiven (OBS-3)."""
     async with running(dsn, registry, loop_patience=1.0) as worker:
         await until(lambda: worker.health().ready)
         with seen_by_a_thread(worker) as seen:
@@ -95,7 +95,7 @@ async def test_a_handler_that_blocks_the_loop(dsn: str, conn: asyncpg.Connection
 async def test_a_loop_that_is_blocked_is_no_fault_of_the_database(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-3: a claim whose answer nobody can take is none that the database does not answer; the cause is told."""
+    """A claim whose answer nobody can take is none that the database does not answer; the cause is told (OBS-3)."""
     monkeypatch.setattr(health, "_CLAIM_PATIENCE", 0.5)
     facts = Facts()
     async with running(dsn, registry, facts, lease=6, poll_interval=0.02) as worker:
@@ -109,7 +109,7 @@ async def test_a_loop_that_is_blocked_is_no_fault_of_the_database(
 
 
 async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, registry: HandlerRegistry) -> None:
-    """OBS-3: live, because a restart would not help; not ready, with the reason; ready when it is back."""
+    """Live, because a restart would not help; not ready, with the reason; ready when it is back (OBS-3)."""
     async with running(own_dsn, registry, poll_interval=0.5, lease=2.0, loop_patience=1.0) as worker:
         await until(lambda: worker.health().ready)
         with seen_by_a_thread(worker) as seen:
@@ -128,7 +128,7 @@ async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, 
 
 
 async def test_a_database_that_was_never_reached(registry: HandlerRegistry) -> None:
-    """OBS-3: a worker that starts before its database is live, and says what it waits for."""
+    """A worker that starts before its database is live, and says what it waits for (OBS-3)."""
     dsn = f"postgresql://shop:secret@127.0.0.1:{free_port()}/shop"
     async with running(dsn, registry) as worker:
         found = worker.health()
@@ -140,7 +140,7 @@ async def test_a_database_that_was_never_reached(registry: HandlerRegistry) -> N
 async def test_claims_that_do_not_succeed(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-3: the database answers, and no claim comes back."""
+    """The database answers, and no claim comes back (OBS-3)."""
     monkeypatch.setattr(health, "_CLAIM_PATIENCE", 0.5)
     async with running(dsn, registry, poll_interval=0.1) as worker:
         await until(lambda: worker.health().ready)
@@ -154,7 +154,7 @@ async def test_claims_that_do_not_succeed(
 async def test_a_schema_that_outgrew_the_worker(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-3: after a migration that no longer serves this code; it is reported, and works as long as it can."""
+    """After a migration that no longer serves this code; it is reported, and works as long as it can (OBS-3)."""
     monkeypatch.setattr(maintenance, "_INTERVAL", 0.1)
     facts = Facts()
     async with running(dsn, registry, facts) as worker:
@@ -168,7 +168,7 @@ async def test_a_schema_that_outgrew_the_worker(
 
 
 async def test_heartbeats_that_are_no_longer_sent(dsn: str, registry: HandlerRegistry) -> None:
-    """OBS-3: the thread of the lease keeper hangs: leases would run out, and a restart helps."""
+    """The thread of the lease keeper hangs: leases would run out, and a restart helps (OBS-3)."""
     async with running(dsn, registry, lease=0.5, loop_patience=1.0) as worker:
         keeper = worker._parts.lease_keeper
         loop, _ = await until(lambda: keeper._running, what="the thread runs")
@@ -179,7 +179,7 @@ async def test_heartbeats_that_are_no_longer_sent(dsn: str, registry: HandlerReg
 
 
 async def test_what_is_known_of_listening(dsn: str, registry: HandlerRegistry) -> None:
-    """LSN-2: listening, off, or connecting; ready all the same, because polling delivers. See test_worker_pooler.py."""
+    """Listening, off, or connecting; ready all the same, because polling delivers. See test_pooler.py (LSN-2)."""
     async with running(dsn, registry, listen=False) as worker:
         await until(lambda: worker.health().ready)
         assert worker.health().listener == "off" and "polling: LISTEN is off" in str(worker.health())
@@ -191,7 +191,7 @@ async def test_what_is_known_of_listening(dsn: str, registry: HandlerRegistry) -
 
 
 async def test_a_worker_that_could_not_start(empty_dsn: str, registry: HandlerRegistry) -> None:
-    """OBS-3: it has stopped."""
+    """It has stopped (OBS-3)."""
     worker = Worker(empty_dsn, registry)
     with pytest.raises(Exception, match="not installed"):
         await worker.run()
@@ -199,7 +199,7 @@ async def test_a_worker_that_could_not_start(empty_dsn: str, registry: HandlerRe
 
 
 def test_several_processes_are_as_healthy_as_the_worst() -> None:
-    """OBS-3: one endpoint for all of --processes."""
+    """One endpoint for all of --processes (OBS-3)."""
     well = Health("running", name="a/1", listener="listening", in_flight=2, heartbeat_s=1.0)
     slow = Health("running", not_ready=("no claim",), name="a/2", listener="connecting", in_flight=1)
     stuck = Health("running", not_live=("blocked",), name="a/3", listener="listening")
@@ -216,14 +216,14 @@ def test_several_processes_are_as_healthy_as_the_worst() -> None:
 
 
 def test_a_loop_that_does_not_turn_is_told_before_it_counts() -> None:
-    """OBS-3: while the worker is still ready, so that nobody looks elsewhere."""
+    """While the worker is still ready, so that nobody looks elsewhere (OBS-3)."""
     assert str(Health("running", loop_silent_s=11.2)) == "ready (event loop blocked for 11 s)"
     assert str(Health("running", loop_silent_s=1.9)) == "ready"
     assert str(Health("running", loop_silent_s=99.0, not_live=("blocked",))) == "not live: blocked"
 
 
 def test_a_narrow_terminal_shows_each_problem_on_a_line_of_its_own() -> None:
-    """OBS-3, OPS-1: and what is piped stays one line for each worker."""
+    """And what is piped stays one line for each worker (OBS-3, OPS-1)."""
     away = "the database has been away for 12 s: ConnectionRefusedError: [Errno 111] Connect call failed"
     health = Health("running", not_ready=(away, "no claim"), name="web-7", pid=12, listener="listening", in_flight=3)
     assert lines(health, None) == [f"worker web-7 (pid 12): {health}"]
@@ -234,7 +234,7 @@ def test_a_narrow_terminal_shows_each_problem_on_a_line_of_its_own() -> None:
 
 
 def test_health_travels_as_json() -> None:
-    """OBS-3: to another process, and from a later release that says more."""
+    """To another process, and from a later release that says more (OBS-3)."""
     found = joined(Health("draining", not_ready=("draining",)), [Health("running", listener="off")])
     data = json.loads(json.dumps(found.as_data()))
     assert from_data(data) == found
@@ -242,7 +242,7 @@ def test_health_travels_as_json() -> None:
 
 
 async def test_an_application_that_mounts_it(dsn: str, registry: HandlerRegistry) -> None:
-    """OBS-3: a FastAPI service with a worker in it."""
+    """A FastAPI service with a worker in it (OBS-3)."""
     worker = Worker(dsn, registry)
     app = FastAPI()
     app.mount("/health", HealthApp(worker.health))
@@ -263,7 +263,7 @@ async def test_an_application_that_mounts_it(dsn: str, registry: HandlerRegistry
 
 
 async def test_heartbeats_that_do_not_pass(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
-    """OBS-3: another session holds the worker's row: its lease runs out, and its events go to other workers."""
+    """Another session holds the worker's row: its lease runs out, and its events go to other workers (OBS-3)."""
     async with running(dsn, registry, lease=1.0) as worker:
         await until(lambda: worker.health().heartbeat_s is not None and worker.health().ready, what="a heartbeat")
         async with conn.transaction():

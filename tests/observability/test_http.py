@@ -42,7 +42,7 @@ def site(**pages: http.Page) -> Site:
 
 
 async def test_it_answers_while_the_event_loop_is_blocked() -> None:
-    """OBS-3: the server has a thread of its own."""
+    """The server has a thread of its own (OBS-3)."""
     with serve_in_thread([site(hello=hello)]) as (port,):
         assert ask(port, "/hello?a=1", fields="Accept: text/plain\r\n")[::2] == (200, "hello a=1 text/plain")
     with pytest.raises(OSError, match="refused"):
@@ -51,7 +51,7 @@ async def test_it_answers_while_the_event_loop_is_blocked() -> None:
 
 
 def test_what_is_asked_for_otherwise() -> None:
-    """OBS-2: HEAD is GET without a body; a page that fails costs one response; what there is, is named."""
+    """HEAD is GET without a body; a page that fails costs one response; what there is, is named (OBS-2)."""
     with serve_in_thread([site(hello=hello, broken=broken)]) as (port,):
         status, head, body = ask(port, method="HEAD")
         assert (status, body) == (200, "") and "Content-Length: 7" in head
@@ -63,7 +63,7 @@ def test_what_is_asked_for_otherwise() -> None:
 
 
 def test_a_page_of_any_text_is_sent() -> None:
-    """OBS-2: a lone surrogate in a name must not cost the whole page."""
+    """A lone surrogate in a name must not cost the whole page (OBS-2)."""
 
     async def odd(_request: Request) -> Response:
         return Response("billing.\udcff é\n", HTTPStatus.SERVICE_UNAVAILABLE, http.JSON)
@@ -73,7 +73,7 @@ def test_a_page_of_any_text_is_sent() -> None:
 
 
 def test_sites_of_one_address_are_one() -> None:
-    """OBS-3: health and metrics may share an address."""
+    """Health and metrics may share an address (OBS-3)."""
     one, two = Site("::1", 9464, {"/a": hello}, ("x",)), Site("::1", 9464, {"/b": broken}, ("y",))
     other = Site("127.0.0.1", 9464, {"/a": hello})
     joined, alone = combined([one, other, two])
@@ -82,7 +82,7 @@ def test_sites_of_one_address_are_one() -> None:
 
 
 def test_an_address_that_is_taken_is_an_error() -> None:
-    """OBS-3: of the caller, before anything is served."""
+    """Of the caller, before anything is served (OBS-3)."""
     with serve_in_thread([site(hello=hello)]) as (port,):
         taken = serve_in_thread([Site("127.0.0.1", 0, {}), Site("127.0.0.1", port, {})])
         with pytest.raises(OSError, match="in use"), taken:
@@ -90,7 +90,7 @@ def test_an_address_that_is_taken_is_an_error() -> None:
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SEC-1: so many at most are kept, the newest, and none for long."""
+    """So many at most are kept, the newest, and none for long (SEC-1)."""
     monkeypatch.setattr(http, "_MOST_CONNECTIONS", 3)
     monkeypatch.setattr(http, "_PATIENCE", 2.0)
     async with serve([site(hello=hello)]) as (port,):
@@ -108,7 +108,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_an_address_with_many_connections_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SEC-1: a connection of another address stays, though it is the oldest; a request that is answered stays too."""
+    """A connection of another address stays, though it is the oldest; a request that is answered stays too (SEC-1)."""
     monkeypatch.setattr(http, "_MOST_CONNECTIONS", 5)
     asked, released = asyncio.Event(), asyncio.Event()
 
@@ -136,7 +136,7 @@ async def test_an_address_with_many_connections_makes_room(monkeypatch: pytest.M
 
 
 async def test_probes_are_answered_beside_clients_that_drip() -> None:
-    """SEC-1, OBS-3: hundreds of connections that never end their request, and come again when they are closed."""
+    """Hundreds of connections that never end their request, and come again when they are closed (SEC-1, OBS-3)."""
 
     async def drip(port: int) -> None:
         while True:
@@ -165,7 +165,7 @@ async def test_probes_are_answered_beside_clients_that_drip() -> None:
 
 
 async def test_a_unix_socket(tmp_path: Path) -> None:
-    """OBS-3: whoever may open it needs no host."""
+    """Whoever may open it needs no host (OBS-3)."""
     path = str(tmp_path / "s")
     async with serve([UnixSite(path, {"/hello": hello})]) as ports:
         assert ports == [0]
@@ -176,7 +176,7 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SEC-1: neither its connection nor what it was sent is kept for longer than a response may take."""
+    """Neither its connection nor what it was sent is kept for longer than a response may take (SEC-1)."""
     monkeypatch.setattr(http, "_PATIENCE", 0.2)
 
     async def large(_request: Request) -> Response:

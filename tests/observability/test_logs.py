@@ -83,7 +83,7 @@ def a_delivery(kind: type[Any], **fields: Any) -> Any:
 
 
 def test_an_entry_for_each_publish(log: Log) -> None:
-    """OBS-1: the seven canonical fields and those of the seed, with their values."""
+    """The seven canonical fields and those of the seed, with their values (OBS-1)."""
     event_id = uuid4()
     observer = LogObserver(**NAMED, successes="info")  # type: ignore[arg-type]
     observer(Published(event_id, "order.placed", "shop", "billing", DOMAIN, 7, "c-1", TRACE_ID))
@@ -104,7 +104,7 @@ def test_an_entry_for_each_publish(log: Log) -> None:
 
 
 def test_an_entry_for_each_handle(log: Log) -> None:
-    """OBS-1: adds attempts, duration_ms, status_result and handler_name."""
+    """Adds attempts, duration_ms, status_result and handler_name (OBS-1)."""
     observer = LogObserver(**NAMED, successes="debug")  # type: ignore[arg-type]
     observer(a_delivery(Handled, took=0.0123456, domain_id=DOMAIN, generation=0, trace_id=TRACE_ID))
     observer(a_delivery(Handled, result="duplicate"))
@@ -116,7 +116,7 @@ def test_an_entry_for_each_handle(log: Log) -> None:
 
 
 def test_other_outcomes_are_entries_too(log: Log) -> None:
-    """OBS-1: at the level of successes, but a lost lease is a warning whatever that is."""
+    """At the level of successes, but a lost lease is a warning whatever that is (OBS-1)."""
     for successes, expected in (("info", ["info", "info", "info", "warning"]), ("never", ["warning"])):
         log.stream.truncate(log.stream.seek(0))
         observer = LogObserver(successes=successes)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_other_outcomes_are_entries_too(log: Log) -> None:
 
 
 def test_the_application_is_named_in_every_entry_and_left_out_where_it_is_not_given(log: Log) -> None:
-    """OBS-1: a value that structlog's context has is not covered by an empty one."""
+    """A value that structlog's context has is not covered by an empty one (OBS-1)."""
     LogObserver(service="shop")(Notice("info", "worker_started", {"generation": 3}))
     LogObserver()(Notice("info", "worker_started", {"generation": 3}))
     first, second = log.entries()
@@ -143,7 +143,7 @@ def test_the_application_is_named_in_every_entry_and_left_out_where_it_is_not_gi
 
 
 def test_what_a_handler_writes_names_its_delivery(log: Log) -> None:
-    """OBS-1: with structlog and with the standard library; what it says itself stands, and another event's too."""
+    """With structlog and with the standard library; what it says itself stands, and another event's too (OBS-1)."""
     logger = structlog.get_logger("shop")
     identity = uuid4()
     context = HandlerContext(identity, identity, "shop.note", 2, {"correlation_id": "c-1"}, TRACE)
@@ -162,7 +162,7 @@ def test_what_a_handler_writes_names_its_delivery(log: Log) -> None:
 
 @pytest.mark.parametrize("log", ["terminal"], indirect=True)
 def test_a_terminal_shows_the_same_fields_on_one_line(log: Log) -> None:
-    """OBS-1: hostile values included."""
+    """Hostile values included (OBS-1)."""
     hostile = 'x\r\n{"event": "forged"}\x1b[31m'
     identity = uuid4()
     fact = Handled(identity, identity, hostile, hostile, hostile, "billing.charge", 1, hostile, took=0.1)
@@ -186,13 +186,13 @@ def test_a_terminal_shows_the_same_fields_on_one_line(log: Log) -> None:
     ],
 )
 def test_a_log_that_cannot_be_written_so_is_refused(arguments: dict[str, Any], field: str) -> None:
-    """OBS-1: with the field, the problem and a remedy."""
+    """With the field, the problem and a remedy (OBS-1)."""
     with pytest.raises(ConfigurationError, match=rf"LogObserver\.{field}"):
         LogObserver(**arguments)
 
 
 def test_the_page_names_every_entry_and_field() -> None:
-    """OBS-1: docs/logging.md and the observer say the same."""
+    """docs/logging.md and the observer say the same (OBS-1)."""
     page = sections(read("docs/logging.md"))
     documented = set(re.findall(r"`(\w+)`", " ".join(row[0] for row in table(page["The entries"]))))
     source = Path(sys.modules[LogObserver.__module__].__file__ or "").read_text()
@@ -206,7 +206,7 @@ def test_the_page_names_every_entry_and_field() -> None:
 
 
 async def test_publish_and_handle_of_one_event(dsn: str, conn: asyncpg.Connection, log: Log) -> None:
-    """OBS-1, RTY-3: through a database, with the fields that come from the event; also for a fan-out."""
+    """Through a database, with the fields that come from the event; also for a fan-out (OBS-1, RTY-3)."""
     observer = LogObserver(**NAMED, successes="info")  # type: ignore[arg-type]
     registry, publisher = HandlerRegistry(), Publisher("shop", observers=(observer,))
     once = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.01)
@@ -245,7 +245,7 @@ async def test_publish_and_handle_of_one_event(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_an_event_that_is_rolled_back_has_its_entry(conn: asyncpg.Connection, log: Log) -> None:
-    """OBS-1: it is recorded when it is published, and nobody knows then whether that commits."""
+    """It is recorded when it is published, and nobody knows then whether that commits (OBS-1)."""
     publisher = Publisher("shop", observers=(LogObserver(successes="info"),))
     with pytest.raises(ZeroDivisionError):
         async with conn.transaction():
@@ -262,7 +262,7 @@ async def test_an_event_that_is_rolled_back_has_its_entry(conn: asyncpg.Connecti
 
 
 async def test_what_a_request_has_bound_is_in_its_entry(conn: asyncpg.Connection, log: Log) -> None:
-    """OBS-1: a publisher calls its observers in the caller's context."""
+    """A publisher calls its observers in the caller's context (OBS-1)."""
     publisher = Publisher("shop", observers=(LogObserver(successes="info"),))
     with structlog.contextvars.bound_contextvars(request_id="r-1"):
         async with conn.transaction():
@@ -271,7 +271,7 @@ async def test_what_a_request_has_bound_is_in_its_entry(conn: asyncpg.Connection
 
 
 async def test_a_publisher_s_observer_that_raises(conn: asyncpg.Connection) -> None:
-    """OBS-1: costs the event nothing."""
+    """Costs the event nothing (OBS-1)."""
 
     class Raises:
         facts = frozenset((Published,))
@@ -285,7 +285,7 @@ async def test_a_publisher_s_observer_that_raises(conn: asyncpg.Connection) -> N
 
 
 async def test_a_sample_keeps_both_entries_of_an_event_or_none(dsn: str, conn: asyncpg.Connection, log: Log) -> None:
-    """OBS-1: and every failure."""
+    """And every failure (OBS-1)."""
     observer = LogObserver(successes="info", sample=0.3)
     registry, publisher = HandlerRegistry(), Publisher("shop", observers=(observer,))
 
@@ -306,7 +306,7 @@ async def test_a_sample_keeps_both_entries_of_an_event_or_none(dsn: str, conn: a
 
 
 async def test_a_storm_of_failures_is_counted(dsn: str, conn: asyncpg.Connection, log: Log) -> None:
-    """OBS-1: a few entries stand for all of it, and the last ones are written before the worker has stopped."""
+    """A few entries stand for all of it, and the last ones are written before the worker has stopped (OBS-1)."""
     registry, publisher = HandlerRegistry(), Publisher("shop")
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -343,7 +343,7 @@ async def test_reactions_are_logged_like_deliveries(dsn: str, conn: asyncpg.Conn
 
 
 def test_the_settings_come_from_the_option_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBS-1: and what cannot be meant is refused with the name of the variable."""
+    """And what cannot be meant is refused with the name of the variable (OBS-1)."""
     assert environment.log_successes(None, LogLevel.INFO) == "never"
     assert environment.log_successes(None, LogLevel.DEBUG) == "debug"
     assert environment.log_sample(None) == 1.0 and environment.service(None) is None
@@ -412,7 +412,7 @@ async def command(dsn: str, directory: Path, *options: str) -> AsyncIterator[lis
 async def test_the_command_logs_what_its_options_say(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
-    """OBS-1: each process of several, too."""
+    """Each process of several, too (OBS-1)."""
     options = ("--log-successes", "info", "--service", "shop", "--environment", "test", "--service-version", "1.4.2")
     async with command(dsn, tmp_path, *options, *processes) as entries:
         started = 2 if processes else 1

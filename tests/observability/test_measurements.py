@@ -37,20 +37,20 @@ MEASUREMENTS = st.builds(
 
 @given(MEASUREMENTS)
 def test_a_report_is_one_line_and_loses_nothing(found: Measurements) -> None:
-    """OBS-2: whatever the names are."""
+    """Whatever the names are (OBS-2)."""
     line = found.dumped()
     assert "\n" not in line and Measurements.loaded(line) == found
 
 
 @given(MEASUREMENTS, MEASUREMENTS)
 def test_sums_do_not_depend_on_the_order(one: Measurements, two: Measurements) -> None:
-    """OBS-2: and nothing is nothing."""
+    """And nothing is nothing (OBS-2)."""
     assert one + two == two + one
     assert one + Measurements() == one
 
 
 async def test_what_a_dead_process_has_done_is_kept() -> None:
-    """OBS-2: a report that was cut short counts as not sent; the state goes with the process."""
+    """A report that was cut short counts as not sent; the state goes with the process (OBS-2)."""
     reports, reader = ProcessReports(), asyncio.StreamReader(limit=LONGEST)
     for workers, claims in ((1, 5), (1, 9)):
         reader.feed_data(f"{Measurements(counters=Counters(claims=claims), workers=workers).dumped()}\n".encode())
@@ -65,7 +65,7 @@ async def test_what_a_dead_process_has_done_is_kept() -> None:
 
 
 def test_counters_are_bounded() -> None:
-    """OBS-2: what comes after the limit is counted together, and what came before keeps its own."""
+    """What comes after the limit is counted together, and what came before keeps its own (OBS-2)."""
     counter: BoundedCounter[str] = BoundedCounter(2, lambda _: "other")
     for name in ("a", "b", "c", "a", "d"):
         counter.add(name)
@@ -105,7 +105,7 @@ def busy(handlers: int, event_types: int, process: int = 0) -> Measurements:
 
 
 def test_a_thousand_handlers_and_fifty_types_each_stay_below_the_bound() -> None:
-    """OBS-2: at most 10,000 samples, and no count is lost: the rest is `other`."""
+    """At most 10,000 samples, and no count is lost: the rest is `other` (OBS-2)."""
     found = scrape(ProcessFamilies(), busy(1_000, 50))
     assert len(found) <= MOST_SAMPLES == 10_000
     by_handler = found.by("handler", "holdfast_deliveries_total")
@@ -119,7 +119,7 @@ def test_a_thousand_handlers_and_fifty_types_each_stay_below_the_bound() -> None
 
 
 def test_many_processes_stay_below_the_bound() -> None:
-    """OBS-2: also where each of them has seen other errors and types."""
+    """Also where each of them has seen other errors and types (OBS-2)."""
     processes = [busy(200, 50, process) for process in range(20)]
     found = scrape(ProcessFamilies(), sum(processes, Measurements()))
     assert len(found) <= MOST_SAMPLES
@@ -128,7 +128,7 @@ def test_many_processes_stay_below_the_bound() -> None:
 
 
 def test_who_has_samples_of_its_own_keeps_them() -> None:
-    """OBS-2: a handler that appears later takes no one's place, so that no counter goes back."""
+    """A handler that appears later takes no one's place, so that no counter goes back (OBS-2)."""
     families = ProcessFamilies()
     first = scrape(families, busy(200, 1))
     more = busy(300, 1)
@@ -144,7 +144,7 @@ HOSTILE = ['a"b', "a\\b", "a\nb", "a\0b", "\ud800", "é" * 200, "{}=,", " ", 'x"
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_only_labels(name: str) -> None:
-    """OBS-2: whoever may publish or raise chooses names, and must not be able to write metrics of their own."""
+    """Whoever may publish or raise chooses names, and must not be able to write metrics of their own (OBS-2)."""
     kind = {FailureKind(name, "rejected", name): 2}
     tally = busy(1, 1).handlers["shop.h0"]
     found = scrape(ProcessFamilies(), Measurements({name: tally}, kind, kind, {name: 4}))

@@ -29,13 +29,13 @@ async def exported(dsn: str, conn: asyncpg.Connection) -> set[str]:
 
 
 async def test_every_metric_is_documented(exported: set[str]) -> None:
-    """OBS-2: and nothing else is."""
+    """And nothing else is (OBS-2)."""
     tables = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))
     assert set(NAME.findall(tables)) == exported
 
 
 async def test_rules_and_dashboard_ask_for_metrics_that_exist(exported: set[str]) -> None:
-    """OBS-3: also in the texts of alerts and of their runbook."""
+    """Also in the texts of alerts and of their runbook (OBS-3)."""
     parts = {f"{name}_{part}" for name in exported if name.endswith("_seconds") for part in ("bucket", "count", "sum")}
     for text in (RULES.read_text(), "\n".join(expressions()), (ROOT / "docs" / "runbooks" / "alerts.md").read_text()):
         asked = {name for name in NAME.findall(text) if not name.startswith(("holdfast_operator", "holdfast_("))}
@@ -48,7 +48,7 @@ def expressions() -> Iterator[str]:
 
 
 def test_the_labels_that_are_asked_for_exist() -> None:
-    """OBS-3: `by (handler)` of a metric that has no such label would be one line for everything."""
+    """`by (handler)` of a metric that has no such label would be one line for everything (OBS-3)."""
     known = {
         "broker",
         "event_type",
@@ -69,7 +69,7 @@ def test_the_labels_that_are_asked_for_exist() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
-    """OBS-3: a description, a unit, a legend for each line, the data source of the variable, no place taken twice."""
+    """A description, a unit, a legend for each line, the data source of the variable, no place taken twice (OBS-3)."""
     assert panel["description"].endswith(".") and panel["fieldConfig"]["defaults"]["unit"]
     assert panel["datasource"]["uid"] == "${datasource}"
     for target in panel["targets"]:
@@ -78,7 +78,7 @@ def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """OBS-3: each has its own cells of the grid, which is 24 wide."""
+    """Each has its own cells of the grid, which is 24 wide (OBS-3)."""
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
@@ -94,7 +94,7 @@ def test_panels_do_not_overlap() -> None:
 
 
 async def test_a_scrape_of_an_outbox_has_a_bound(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: whoever may publish names types and channels as it likes, and may not fill Prometheus with them."""
+    """Whoever may publish names types and channels as it likes, and may not fill Prometheus with them (OBS-2)."""
     await conn.execute(
         """
         INSERT INTO core.outbox (event_type, source, payload, channel)
@@ -119,7 +119,7 @@ async def test_a_scrape_of_an_outbox_has_a_bound(dsn: str, conn: asyncpg.Connect
 
 
 async def test_what_is_owed_to_a_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: pending, failed and the oldest age, by channel, handler and generation."""
+    """Pending, failed and the oldest age, by channel, handler and generation (OBS-3)."""
     await conn.execute(
         "SELECT core.subscribe('shop', 'shop.' || name, '{order.placed}') FROM unnest('{a,b}'::text[]) name"
     )

@@ -73,7 +73,7 @@ async def request(
 
 
 async def test_every_state_is_a_metric(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: pending, delayed, in flight and failed, the age of the oldest, and the queue of notifications."""
+    """Pending, delayed, in flight and failed, the age of the oldest, and the queue of notifications (OBS-3)."""
     await conn.execute("SELECT core.subscribe('shop', 'shop.note', '{order.placed}')")
     await publish_many(conn, "order.placed", 3)
     await publish_many(conn, "order.placed", 2, delay=600)
@@ -104,7 +104,7 @@ async def test_every_state_is_a_metric(dsn: str, conn: asyncpg.Connection) -> No
 
 
 async def test_workers_and_listeners_are_counted(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: a worker that listens is told from one that only polls, and from one that died."""
+    """A worker that listens is told from one that only polls, and from one that died (OBS-3)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="shop.note")
@@ -127,7 +127,7 @@ async def test_workers_and_listeners_are_counted(dsn: str, conn: asyncpg.Connect
 
 
 async def test_the_mode_of_the_bell(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-3: one of the modes is set, and a trigger that was dropped is seen."""
+    """One of the modes is set, and a trigger that was dropped is seen (OBS-3)."""
 
     async def mode() -> list[str]:
         return [mode for mode, on in parsed(await scrape(conn))["holdfast_notify_mode"].items() if on]
@@ -140,7 +140,7 @@ async def test_the_mode_of_the_bell(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
+    """Whoever may publish chooses names, and must not be able to write metrics of their own (OBS-2)."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
     lane = RouteStatus("c", 0, route, None, None, [route], 7, None, [])
     status = Status(0, 0, 0, 0, 9, 0, False, Excerpt([lane], 1), [], 0, Excerpt([], 0), "always")
@@ -176,7 +176,7 @@ NAMES = """
 
 
 async def test_the_client_library_reads_them(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: every metric is there from the start, a gauge, and reads as the operator's verb wrote it."""
+    """Every metric is there from the start, a gauge, and reads as the operator's verb wrote it (OBS-2)."""
     await publish_many(conn, "order.placed", 3)
     async with Operator(dsn, actor="ann") as operator:
         families = {family.name: family for family in text_string_to_metric_families(await operator.metrics())}
@@ -189,7 +189,7 @@ async def test_the_client_library_reads_them(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_without_the_extra(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: one line says what to install, whether they are printed or served."""
+    """One line says what to install, whether they are printed or served (OPS-1)."""
     monkeypatch.setattr(installing, "find_spec", lambda name: None if name == "prometheus_client" else find_spec(name))
     for extra in ([], ["--listen", "0"]):
         with pytest.raises(SystemExit) as end:
@@ -207,7 +207,7 @@ FROM pg_stat_user_tables WHERE relname IN ('outbox', 'event_handled')
 
 
 async def test_a_scrape_reads_no_retained_rows(conn: asyncpg.Connection) -> None:
-    """OBS-4: beside thousands of delivered events a scrape reads as many rows as are open."""
+    """Beside thousands of delivered events a scrape reads as many rows as are open (OBS-4)."""
     await conn.execute(
         """
         INSERT INTO core.outbox (event_type, source, payload, status, settled_at, delivered_at, handler_name)
@@ -239,7 +239,7 @@ async def serving(dsn: str) -> AsyncIterator[int]:
 
 
 async def test_the_endpoint_answers_prometheus(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: GET /metrics and nothing else."""
+    """GET /metrics and nothing else (OBS-2)."""
     async with serving(dsn) as port:
         status, head, body = await request(port)
         assert status == 200
@@ -258,7 +258,7 @@ async def test_the_endpoint_answers_prometheus(dsn: str, conn: asyncpg.Connectio
 async def test_the_database_is_asked_once_a_second(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-4: on one connection, however many scrape."""
+    """On one connection, however many scrape (OBS-4)."""
     async with serving(dsn) as port:
         answers = await asyncio.gather(*(request(port) for _ in range(20)))
         assert len({body for _, _, body in answers}) == 1
@@ -273,7 +273,7 @@ async def test_the_database_is_asked_once_a_second(
 async def test_without_a_database_there_are_no_metrics(
     own_server: EmbeddedPostgres, own_dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-2: 503 while it is gone, metrics again when it is back, and never a word of the address."""
+    """503 while it is gone, metrics again when it is back, and never a word of the address (OBS-2)."""
     monkeypatch.setattr(endpoint, "FRESH_FOR", 0)
     async with serving(own_dsn) as port:
         assert (await request(port))[0] == 200
@@ -294,7 +294,7 @@ async def test_without_a_database_there_are_no_metrics(
 
 
 async def test_a_schema_that_is_not_there(empty_dsn: str) -> None:
-    """OBS-2: the endpoint says that it cannot, and goes on."""
+    """The endpoint says that it cannot, and goes on (OBS-2)."""
     async with serving(empty_dsn) as port:
         assert (await request(port))[0] == 503
 
@@ -327,7 +327,7 @@ def command(dsn: str) -> Start:
 
 
 async def test_the_command_prints_once(command: Start) -> None:
-    """OBS-2: for a cron job that writes a file, and for people."""
+    """For a cron job that writes a file, and for people (OBS-2)."""
     async with command() as process:
         out, err = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, err) == (0, b"")
@@ -335,7 +335,7 @@ async def test_the_command_prints_once(command: Start) -> None:
 
 
 async def test_the_command_serves_until_sigterm(command: Start) -> None:
-    """OBS-2: closed beyond loopback, and stopped in order."""
+    """Closed beyond loopback, and stopped in order (OBS-2)."""
     async with command("--listen", "0") as process:
         line = (await asyncio.wait_for(process.stderr.readline(), 20)).decode()
         port = re.fullmatch(r"serving http://127\.0\.0\.1:(\d+)/metrics\n", line)
@@ -346,7 +346,7 @@ async def test_the_command_serves_until_sigterm(command: Start) -> None:
 
 
 async def test_an_address_in_use_is_said(command: Start) -> None:
-    """OPS-1: two lines and exit code 2."""
+    """Two lines and exit code 2 (OPS-1)."""
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     async with command("--listen", f"127.0.0.1:{port}") as process:

@@ -34,7 +34,7 @@ def handled(event_id: UUID) -> Handled:
 
 @pytest.mark.parametrize("kind", sorted(FACTS, key=lambda kind: kind.__name__))
 def test_facts_are_frozen_and_have_no_room_for_secrets(kind: type[Fact]) -> None:
-    """OBS-1: none has a field for a payload, headers, a key or a token, nor takes another attribute."""
+    """None has a field for a payload, headers, a key or a token, nor takes another attribute (OBS-1)."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert not hasattr(kind, "__dict__") or "__slots__" in vars(kind)
     names = {field.name for field in dataclasses.fields(kind)}
@@ -42,7 +42,7 @@ def test_facts_are_frozen_and_have_no_room_for_secrets(kind: type[Fact]) -> None
 
 
 def test_every_way_to_close_a_delivery_has_a_result() -> None:
-    """OBS-1: the outcomes of the tally, and no others."""
+    """The outcomes of the tally, and no others (OBS-1)."""
     closing = [kind for kind in FACTS if issubclass(kind, DeliveryFact)]
     results = {kind.__dataclass_fields__["result"].default for kind in closing}
     assert results == {"delivered", "retried", "snoozed", "failed", "released", "lost_lease"}
@@ -65,7 +65,7 @@ def test_every_way_to_close_a_delivery_has_a_result() -> None:
     ],
 )
 def test_the_trace_id_of_a_traceparent(trace_context: str | None, expected: str | None) -> None:
-    """OBS-1: of a valid one, and of nothing else: what a producer writes there is not repeated."""
+    """Of a valid one, and of nothing else: what a producer writes there is not repeated (OBS-1)."""
     assert trace_id_of(trace_context) == expected
 
 
@@ -73,7 +73,7 @@ def test_the_trace_id_of_a_traceparent(trace_context: str | None, expected: str 
 
 
 def test_a_plain_function_gets_the_usual_facts() -> None:
-    """OBS-1: as before there were others."""
+    """As before there were others (OBS-1)."""
     seen: list[Fact] = []
     group = DirectObservers((seen.append,))
     assert {kind for kind in FACTS if group.wants(kind)} == USUAL_FACTS
@@ -117,7 +117,7 @@ class Wrong:
     ids=["publisher", "worker", "reactions"],
 )
 def test_a_wish_that_cannot_be_met_is_refused(make: Callable[[Any], object], observer: Wrong) -> None:
-    """OBS-1: where the observer is given, and not when the first fact comes."""
+    """Where the observer is given, and not when the first fact comes (OBS-1)."""
     with pytest.raises(ConfigurationError, match="Wrong"):
         make((observer,))
 
@@ -135,7 +135,7 @@ def one_handler() -> HandlerRegistry:
 
 
 def test_a_sample_is_a_share_and_is_the_same_everywhere() -> None:
-    """OBS-1: of ids that one process makes in a row, too; a larger share includes a smaller one."""
+    """Of ids that one process makes in a row, too; a larger share includes a smaller one (OBS-1)."""
     ids = [uuid7() for _ in range(20_000)]
     for share in (0.01, 0.1, 0.5):
         assert sum(is_sampled(each, share) for each in ids) == pytest.approx(share * len(ids), rel=0.35)
@@ -185,7 +185,7 @@ def raising(error: Exception) -> Callable[[Fact], None]:
 
 @pytest.mark.parametrize("direct", [True, False])
 async def test_the_others_are_told_of_an_observer_that_raises(direct: bool) -> None:
-    """OBS-1: once for each type of its errors, with its name and the place; what it has not got is counted."""
+    """Once for each type of its errors, with its name and the place; what it has not got is counted (OBS-1)."""
     seen, before = Observed(), Measurements.of_publishing().facts_dropped
     errors = iter([OSError("canary-3141592")] * 3 + [ValueError("no")] * 2)
 
@@ -208,7 +208,7 @@ async def test_the_others_are_told_of_an_observer_that_raises(direct: bool) -> N
 
 @pytest.mark.parametrize("direct", [True, False])
 async def test_the_log_is_told_where_no_other_observer_takes_notices(direct: bool) -> None:
-    """OBS-1: no one else is there, or all of them raise."""
+    """No one else is there, or all of them raise (OBS-1)."""
     with structlog.testing.capture_logs() as entries:
         for observers in ((raising(OSError()),), (raising(OSError()), raising(KeyError()))):
             group = DirectObservers(observers, log_fact) if direct else Observers(observers)
@@ -220,7 +220,7 @@ async def test_the_log_is_told_where_no_other_observer_takes_notices(direct: boo
 
 
 def test_an_observer_of_a_publisher_that_raises_is_in_the_log() -> None:
-    """OBS-1: a publisher and an exchange have no other observer."""
+    """A publisher and an exchange have no other observer (OBS-1)."""
     publisher = Publisher("shop", observers=(raising(OSError()),))
     with structlog.testing.capture_logs() as entries:
         publisher._steps._observe(Notice("info", "x"))
@@ -228,7 +228,7 @@ def test_an_observer_of_a_publisher_that_raises_is_in_the_log() -> None:
 
 
 async def test_an_observer_without_notices_is_not_told_of_what_it_missed() -> None:
-    """OBS-1: it gets what it names, also after it could not take facts."""
+    """It gets what it names, also after it could not take facts (OBS-1)."""
     calls: list[Fact] = []
 
     class Flaky:
@@ -277,7 +277,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.usefixtures("only_notices_are_made")
 async def test_nothing_is_made_for_nobody(dsn: str, conn: asyncpg.Connection, asked: list[str]) -> None:
-    """OBS-1: publishing, claiming, handling, failing and settling; nor is an observer asked for each event."""
+    """Publishing, claiming, handling, failing and settling; nor is an observer asked for each event (OBS-1)."""
     registry, notices = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="shop.note")
@@ -307,7 +307,7 @@ async def test_nothing_is_made_for_nobody(dsn: str, conn: asyncpg.Connection, as
 
 
 async def test_what_is_made_is_what_is_wanted(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1: a sample of the successes, and every claim and settle, whose counts come to the same."""
+    """A sample of the successes, and every claim and settle, whose counts come to the same (OBS-1)."""
     observed = Observed((Claimed, Settled, Handled), sample=0.2)
     await publish_many(conn, "order.placed", 300)
     ids = [row["id"] for row in await conn.fetch("SELECT id FROM core.outbox")]
@@ -321,5 +321,5 @@ async def test_what_is_made_is_what_is_wanted(dsn: str, conn: asyncpg.Connection
 
 
 def test_the_default_log_wants_no_successes() -> None:
-    """OBS-1: a worker that is not configured makes no fact for an event that is handled."""
+    """A worker that is not configured makes no fact for an event that is handled (OBS-1)."""
     assert not log_fact.facts & {Handled, Published, Claimed, Settled}

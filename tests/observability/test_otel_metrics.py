@@ -75,7 +75,7 @@ async def handled(dsn: str, conn: asyncpg.Connection, metrics: Metrics, results:
 
 
 async def test_durations_are_recorded_with_exemplars(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: of every attempt, with the error's type, and with the span by which a slow one is found."""
+    """Of every attempt, with the error's type, and with the span by which a slow one is found (OBS-2)."""
     metrics = Metrics()
     await handled(dsn, conn, metrics, [ConnectionError("busy")], 3)
     found = metrics.collect()
@@ -98,7 +98,7 @@ async def test_durations_are_recorded_with_exemplars(dsn: str, conn: asyncpg.Con
 
 
 async def test_counts_are_those_of_the_tally(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: they stay when the worker has stopped, and a second worker adds to them."""
+    """They stay when the worker has stopped, and a second worker adds to them (OBS-2)."""
     metrics = Metrics(ALWAYS_OFF)
     worker = await handled(dsn, conn, metrics, [Reject("no"), ConnectionError("busy")], 4)
     seen = worker.tally()["billing.charge"].counts
@@ -145,7 +145,7 @@ def test_a_forked_process_does_not_count_what_its_parent_counts(tmp_path: Any) -
 
 
 async def test_metrics_arrive_over_otlp(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: as a collector decodes them."""
+    """As a collector decodes them (OBS-2)."""
     with Collector() as collector:
         exporter = OTLPMetricExporter(endpoint=f"{collector.url}/v1/metrics")
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=100)

@@ -211,7 +211,7 @@ def events(dice: random.Random) -> Sequence[NewEvent]:
 async def test_each_claimed_delivery_is_closed_once(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """OBS-1, OBS-2: whatever handlers do, under lost leases, cancelled events, locks, and workers that stop."""
+    """Whatever handlers do, under lost leases, cancelled events, locks, and workers that stop (OBS-1, OBS-2)."""
     dice, claims, observed = random.Random(seed), Claims(monkeypatch), Observed()
     behaviour = Behaviour(dice)
     registry = registry_of(behaviour)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.abandons_leases
 
 
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OBS-3: not ready at once after SIGTERM, live while the last handler runs, and nothing is left of the socket."""
+    """Not ready at once after SIGTERM, live while the last handler runs, and nothing is left of the socket (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--name", "box") as worker:
         await worker.until_asked("ready", 200)
         status, body = await worker.asked("live")
@@ -52,7 +52,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_the_addresses_come_from_the_environment(dsn: str, tmp_path: Path, processes: str) -> None:
-    """OBS-3: for commands that would take the options for their own; the parent serves, and none of its processes."""
+    """For commands that would take the options for their own; the parent serves, and none of its processes (OBS-3)."""
     variables = {"HOLDFAST_HEALTH": "0", "HOLDFAST_METRICS": f"127.0.0.1:{free_port()}"}
     async with worker_command(dsn, tmp_path, "--processes", processes, environment=variables) as worker:
         await worker.until_asked("ready", 200, within=60)
@@ -70,7 +70,7 @@ async def test_the_addresses_come_from_the_environment(dsn: str, tmp_path: Path,
 
 @pytest.mark.parametrize("variable", ["HOLDFAST_HEALTH", "HOLDFAST_METRICS"])
 async def test_an_address_in_the_environment_that_is_none(dsn: str, tmp_path: Path, variable: str) -> None:
-    """OBS-3: the error names the variable."""
+    """The error names the variable (OBS-3)."""
     async with worker_command(dsn, tmp_path, environment={variable: "here"}) as worker:
         assert await worker.ended() == 2
         assert f"error: {variable} 'here' is not an address" in (tmp_path / "log").read_text()
@@ -81,7 +81,7 @@ async def in_flight(worker: Command, count: int) -> bool:
 
 
 async def test_the_loop_is_blocked(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OBS-3: both answer all the time, and name the handler once that lasts."""
+    """Both answer all the time, and name the handler once that lasts (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--loop-patience", "1") as worker:
         await worker.until_asked("ready", 200)
         await publish(conn, "shop.slept", {"s": 4})
@@ -95,7 +95,7 @@ async def test_the_loop_is_blocked(dsn: str, conn: asyncpg.Connection, tmp_path:
 
 
 async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, tmp_path: Path) -> None:
-    """OBS-3, LSN-2: live, not ready, not listening; and nothing of it is needed to ask."""
+    """Live, not ready, not listening; and nothing of it is needed to ask (OBS-3, LSN-2)."""
     async with worker_command(own_dsn, tmp_path, "--health", "0", "--poll-interval", "0.5") as worker:
         await worker.until_asked("ready", 200)
         await asyncio.to_thread(own_server.kill)
@@ -109,7 +109,7 @@ async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, 
 
 
 async def test_there_is_no_database_yet(tmp_path: Path) -> None:
-    """OBS-3: it serves before it is connected."""
+    """It serves before it is connected (OBS-3)."""
     dsn = f"postgresql://shop:secret@127.0.0.1:{free_port()}/shop"
     async with worker_command(dsn, tmp_path, "--health", "0") as worker:
         await worker.until_asked("live", 200)
@@ -121,7 +121,7 @@ async def test_there_is_no_database_yet(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 async def test_several_processes_have_one_endpoint(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OBS-3: ready when each is; one that died is started again, one that hangs is not live; draining at once."""
+    """Ready when each is; one that died is started again, one that hangs is not live; draining at once (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--processes", "2", "--name", "wide") as worker:
         body = await worker.until_asked("ready", 200)
         assert [each["name"] for each in body["processes"]] == ["wide/1", "wide/2"]
@@ -161,7 +161,7 @@ async def test_several_processes_have_one_endpoint(dsn: str, conn: asyncpg.Conne
 
 
 async def test_a_process_that_hangs_or_is_killed(dsn: str, tmp_path: Path) -> None:
-    """OBS-3: the exec probe of a process that cannot answer, and of none."""
+    """The exec probe of a process that cannot answer, and of none (OBS-3)."""
     async with worker_command(dsn, tmp_path) as worker:
         await until(lambda: worker_status(tmp_path, "--ready")[0] == 0, what="it is ready")
         (found,) = json.loads((await worker.status("--json"))[1])
@@ -187,7 +187,7 @@ async def test_a_process_that_hangs_or_is_killed(dsn: str, tmp_path: Path) -> No
 
 
 async def test_one_of_several_workers(dsn: str, tmp_path: Path) -> None:
-    """OBS-3: --name asks one; without it, each has a line, and all must be well."""
+    """--name asks one; without it, each has a line, and all must be well (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--name", "a b\x1b[31m") as one, worker_command(dsn, tmp_path) as two:
         await until(lambda: worker_status(tmp_path, "--ready")[1].count("ready (") == 2, what="both are ready")
         code, said, _ = await one.status("--name", "a b\x1b[31m")
@@ -201,7 +201,7 @@ async def test_one_of_several_workers(dsn: str, tmp_path: Path) -> None:
 
 
 def test_nothing_runs(tmp_path: Path) -> None:
-    """OBS-3: not even the directory is there, or it is no directory."""
+    """Not even the directory is there, or it is no directory (OBS-3)."""
     assert worker_status(tmp_path)[0] == 1
     assert worker_status(tmp_path, HOLDFAST_RUNTIME_DIR=str(tmp_path / "no" / "where"))[0] == 1
     (tmp_path / "file").write_text("")
@@ -215,7 +215,7 @@ def test_nothing_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["by another user", "open to others", "a link"])
 async def test_a_directory_that_others_may_have_made(tmp_path: Path, made: str) -> None:
-    """OBS-3, SEC-1: what answers there proves nothing; the directory is named as the problem, with the remedy."""
+    """What answers there proves nothing; the directory is named as the problem, with the remedy (OBS-3, SEC-1)."""
     folder, elsewhere = tmp_path / f"holdfast-{os.getuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     if made == "a link":
@@ -240,7 +240,7 @@ async def test_a_directory_that_others_may_have_made(tmp_path: Path, made: str) 
 
 
 def test_a_probe_is_quick() -> None:
-    """OBS-3: it is run every few seconds: it imports neither the worker nor a driver nor asyncio."""
+    """It is run every few seconds: it imports neither the worker nor a driver nor asyncio (OBS-3)."""
     code, imported = json.loads(python("-c", IMPORTED, "worker", "status", "--name", "nobody").stderr.splitlines()[-1])
     assert (code, SLOW & set(imported) - {"pydantic", "pydantic_core"}) == (1, set()), "typer itself may import those"
     assert not {name for name in imported if name.startswith("holdfast.worker")}
@@ -253,7 +253,7 @@ async def refused(dsn: str, directory: Path, *options: str, **environment: str) 
 
 
 async def test_an_address_that_cannot_be_used(dsn: str, tmp_path: Path) -> None:
-    """OBS-3: told at the start, in two lines, with the option and the address of the one that is in use."""
+    """Told at the start, in two lines, with the option and the address of the one that is in use (OBS-3)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -267,7 +267,7 @@ async def test_an_address_that_cannot_be_used(dsn: str, tmp_path: Path) -> None:
 
 
 async def test_a_runtime_directory_that_cannot_be_used(dsn: str, tmp_path: Path) -> None:
-    """OBS-3, SEC-1: a chosen one is an error; without a default one the worker works, and says what is missing."""
+    """A chosen one is an error; without a default one the worker works, and says what is missing (OBS-3, SEC-1)."""
     (tmp_path / "open").mkdir(mode=0o755)
     for path in (tmp_path / "open", tmp_path / ("x" * 90), tmp_path / "hf_handlers.py"):
         said = await refused(dsn, tmp_path, HOLDFAST_RUNTIME_DIR=str(path))
@@ -282,7 +282,7 @@ async def test_a_runtime_directory_that_cannot_be_used(dsn: str, tmp_path: Path)
 async def test_a_process_that_has_stopped_is_no_reason_to_end_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-3: while --processes drains, those that are done first have stopped, and are not started again."""
+    """While --processes drains, those that are done first have stopped, and are not started again (OBS-3)."""
 
     async def stopped(_request: Request) -> Response:
         return response(Health("stopped", not_live=("it has stopped",), name="wide/1"), well=True)

@@ -136,7 +136,7 @@ def programs(server: EmbeddedPostgres) -> dict[str, Any]:
 
 
 async def test_to_a_point_in_time(folders: tuple[Path, Path, Path]) -> None:
-    """OPS-6: a base backup and the archive of WAL; the workers run through it and need no restart."""
+    """A base backup and the archive of WAL; the workers run through it and need no restart (OPS-6)."""
     live, restored, archive = folders
     settings, shop, port = recovery(archive), Shop(), free_port()
     archiving = {name: settings[name] for name in ("wal_level", "archive_mode", "archive_command")}
@@ -189,7 +189,7 @@ def base_backup(server: EmbeddedPostgres, live: Path, restored: Path) -> None:
 
 
 async def test_from_a_dump(dsn: str, empty_dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OPS-4: taken while workers run; a worker of the restored database does the rest."""
+    """Taken while workers run; a worker of the restored database does the rest (OPS-4)."""
     shop, tools = Shop(), find_binaries()
     await make_tables(conn)
     async with running(dsn, shop.registry, lease=2.0, poll_interval=30.0):

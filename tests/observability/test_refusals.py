@@ -53,7 +53,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("make", "problem"), REFUSED, ids=[problem for _, problem in REFUSED])
 def test_a_wrong_object_is_refused(make: Callable[[], Any], problem: str) -> None:
-    """OBS-1, OBS-2, OBS-3: with field, problem and remedy, and not when it is first used."""
+    """With field, problem and remedy, and not when it is first used (OBS-1, OBS-2, OBS-3)."""
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert str(refused.value).startswith(problem) and refused.value.remedy
@@ -61,7 +61,7 @@ def test_a_wrong_object_is_refused(make: Callable[[], Any], problem: str) -> Non
 
 @pytest.mark.parametrize("second", [lambda: Collector(worker()), Collector], ids=["of_a_worker", "of_none"])
 def test_a_registry_refuses_a_second_collector(second: Callable[[], Collector]) -> None:
-    """OBS-3: each sample would be there twice, which Prometheus does not take; one collector has several workers."""
+    """Each sample would be there twice, which Prometheus does not take; one collector has several workers (OBS-3)."""
     metrics = CollectorRegistry()
     metrics.register(Collector(worker()))
     with pytest.raises(ValueError, match="Duplicated"):
@@ -80,7 +80,7 @@ def test_what_a_collector_describes_is_what_it_collects() -> None:
 
 
 def test_the_lifespan_of_an_application_stands_for_its_worker() -> None:
-    """OBS-3: before the application has started, too."""
+    """Before the application has started, too (OBS-3)."""
     metrics = CollectorRegistry()
     metrics.register(Collector(worker_lifespan(worker)))
     assert "\nholdfast_worker_processes 0.0" in generate_latest(metrics).decode()

@@ -54,7 +54,7 @@ class Shop:
 
 
 async def test_a_request_is_a_span_with_all_its_repetitions(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: in the trace of its caller; the answer of a duplicate is not a publish."""
+    """In the trace of its caller; the answer of a duplicate is not a publish (OBS-2)."""
     spans = Spans()
     async with asyncpg.create_pool(dsn, min_size=0) as pool:
         shop = Shop(pool, spans)
@@ -97,7 +97,7 @@ async def test_a_request_that_fails_is_an_error_without_what_it_quotes(dsn: str)
 
 @pytest.mark.parametrize("caller", ["nonsense", "00-\xff", f"{CALLER}0", ""])
 async def test_what_a_caller_sends_breaks_no_request(dsn: str, caller: str) -> None:
-    """OBS-2: a caller that has not sampled its trace has decided for it."""
+    """A caller that has not sampled its trace has decided for it (OBS-2)."""
     spans = Spans(ALWAYS_ON)
     async with asyncpg.create_pool(dsn, min_size=0) as pool:
         shop = Shop(pool, spans)
@@ -125,7 +125,7 @@ print(json.dumps({"tree": spans.tree(), "requests": [attributes(each) for each i
 
 
 async def test_a_request_of_django_is_a_span(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: with what its view publishes on Django's connection."""
+    """With what its view publishes on Django's connection (OBS-2)."""
     await conn.execute(TABLES)
     ran = await asyncio.to_thread(
         subprocess.run,

@@ -32,7 +32,7 @@ async def counted(conn: asyncpg.Connection, handler: str = "%") -> dict[str, int
 
 
 async def test_every_outcome_is_counted_by_its_settle(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: plain and transactional handlers, an event with several handlers, duplicates, retries and failures."""
+    """Plain and transactional handlers, an event with several handlers, duplicates, retries and failures (OBS-2)."""
     registry = HandlerRegistry()
     quick = RetryPolicy(max_attempts=2, base_delay=0.001)
 
@@ -84,7 +84,7 @@ async def test_every_outcome_is_counted_by_its_settle(dsn: str, conn: asyncpg.Co
 
 
 async def test_a_worker_closes_each_claim_by_one_outcome(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: also what it releases as it stops, what it cannot cancel, and what an operator has cancelled."""
+    """Also what it releases as it stops, what it cannot cancel, and what an operator has cancelled (OBS-2)."""
     registry = HandlerRegistry()
     begun = asyncio.Event()
 
@@ -121,7 +121,7 @@ async def require_balance(dsn: str, begun: int | None = None, *, open: int = 0) 
 
 
 async def test_counts_add_up_after_kills(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: begun = delivered + duplicates + failed + open, while workers are killed and when all is done."""
+    """Begun = delivered + duplicates + failed + open, while workers are killed and when all is done (OBS-2)."""
     await make_tables(conn)
     settings: dict[str, Any] = {"lease": 1.0, "poll_interval": 0.5, "concurrency": 10, "connections": 5}
     total = 120
@@ -151,7 +151,7 @@ async def _balanced(operator: Operator) -> bool:
 
 
 async def test_minutes_become_hours_and_go(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-5: after a day and after fourteen, in batches that wait for no lock."""
+    """After a day and after fourteen, in batches that wait for no lock (OBX-5)."""
     await conn.execute(
         """INSERT INTO core.rollup
                (period_start, handler_name, generation, delivered, handler_buckets, handler_seconds)
@@ -190,7 +190,7 @@ async def test_two_folds_at_once_count_nothing_twice(dsn: str, conn: asyncpg.Con
 
 
 async def test_rates_and_series(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: what charts read is bounded, and argument errors name the field."""
+    """What charts read is bounded, and argument errors name the field (OBS-2)."""
     buckets = [0] * BUCKETS
     buckets[4] = 60
     await conn.execute(
@@ -237,7 +237,7 @@ async def test_status_shows_rates(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 def test_a_line_of_rates_fits_into_eighty_columns() -> None:
-    """OBS-2, OPS-1: a handler with a usual name, in a table; others as records."""
+    """A handler with a usual name, in a table; others as records (OBS-2, OPS-1)."""
     buckets = [0] * BUCKETS
     buckets[11] = 100
     histogram = Histogram(tuple(buckets), 1.0)
@@ -253,7 +253,7 @@ def test_a_line_of_rates_fits_into_eighty_columns() -> None:
 
 
 def test_a_percentile_is_no_more_precise_than_its_bucket() -> None:
-    """OBS-2: two digits, marked as an estimate."""
+    """Two digits, marked as an estimate (OBS-2)."""
     buckets = [0] * BUCKETS
     buckets[15] = 3  # a minute to two
     histogram = Histogram(tuple(buckets), 225.0)
@@ -269,7 +269,7 @@ def drawn(found: rates.Rates) -> list[str]:
 
 
 async def test_signals_of_growth(conn: asyncpg.Connection) -> None:
-    """OBS-3, DLQ-6: rows by the statistics and never counted, failures and times of a week."""
+    """Rows by the statistics and never counted, failures and times of a week (OBS-3, DLQ-6)."""
     quiet = ("outbox-large", "failures-weekly", "outbox-slow-weekly")
     assert not [each for each in (await examine(conn)).findings if each.code in quiet]
     slow = [0] * BUCKETS
@@ -294,7 +294,7 @@ async def shown(dsn: str, *options: str) -> str:
 
 
 async def test_what_is_taken_back_is_counted_where_it_was_begun(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: release and cancel of what a killed worker holds, and an event that is split after it was claimed."""
+    """Release and cancel of what a killed worker holds, and an event that is split after it was claimed (OBS-2)."""
     await subscribe(conn, "shop.poisoned", "order.poison")
     killed = await beat(conn, "killed", "shop.poisoned")
     released, cancelled = [await publish(conn, "order.poison", {}) for _ in range(2)]

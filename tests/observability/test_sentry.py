@@ -42,7 +42,7 @@ def failed(delivery: UUID, attempts: int) -> Failed:
 
 
 def test_the_retries_of_a_delivery_are_its_breadcrumbs() -> None:
-    """DLQ-6: in their order, the last ten, once; what another process has retried is only counted."""
+    """In their order, the last ten, once; what another process has retried is only counted (DLQ-6)."""
     transport, one, other = Recorder(), uuid4(), uuid4()
     with SentryObserver(DSN, transport=transport) as sentry:
         for attempts in range(3, 15):
@@ -60,7 +60,7 @@ def test_the_retries_of_a_delivery_are_its_breadcrumbs() -> None:
 
 
 def test_failures_of_several_databases_are_told_apart() -> None:
-    """DLQ-6, SCL-4: one client, and a tag with the name of the database."""
+    """One client, and a tag with the name of the database (DLQ-6, SCL-4)."""
     transport = Recorder()
     with SentryObserver(DSN, transport=transport) as sentry:
         sentry.of("orders")(failed(uuid4(), 1))
@@ -70,7 +70,7 @@ def test_failures_of_several_databases_are_told_apart() -> None:
 
 
 def test_nothing_is_left_out() -> None:
-    """DLQ-6: the client sends ten entries of a mapping, and no more."""
+    """The client sends ten entries of a mapping, and no more (DLQ-6)."""
     transport = Recorder()
     with SentryObserver(DSN, transport=transport) as sentry:
         sentry(replace(failed(uuid4(), 1), target="shop", traceback="app.py:1 in f\n  app.py:1 in f\n    1 / 0"))
@@ -81,7 +81,7 @@ def test_nothing_is_left_out() -> None:
 
 
 def test_the_event_belongs_to_its_trace() -> None:
-    """DLQ-6, OBS-2: by the context that Sentry looks for, and by a tag."""
+    """By the context that Sentry looks for, and by a tag (DLQ-6, OBS-2)."""
     transport, trace = Recorder(), "4bf92f3577b34da6a3ce929d0e0e4736"
     with SentryObserver(DSN, transport=transport) as sentry:
         sentry(replace(failed(uuid4(), 1), trace_id=trace, generation=7))
@@ -92,7 +92,7 @@ def test_the_event_belongs_to_its_trace() -> None:
 
 
 def test_a_hundred_thousand_open_retries_take_little_memory() -> None:
-    """DLQ-6: the latest deliveries are remembered, and no more."""
+    """The latest deliveries are remembered, and no more (DLQ-6)."""
     transport, last = Recorder(), uuid4()
     with SentryObserver(DSN, transport=transport) as sentry:
         forgotten = uuid4()
@@ -132,7 +132,7 @@ def transactions(transport: Recorder) -> list[dict[str, Any]]:
 
 
 async def test_handlers_are_transactions_of_the_trace(dsn: str, conn: asyncpg.Connection, tracing: Recorder) -> None:
-    """OBS-2: every attempt is one, in the trace of the publisher; nothing of the payload is in it."""
+    """Every attempt is one, in the trace of the publisher; nothing of the payload is in it (OBS-2)."""
     registry, policy = HandlerRegistry(middleware=[trace_handlers]), RetryPolicy(base_delay=0.01, max_delay=0.01)
     tries: list[int] = []
 
@@ -160,7 +160,7 @@ async def test_handlers_are_transactions_of_the_trace(dsn: str, conn: asyncpg.Co
 
 
 async def test_nothing_is_traced_without_an_application_that_traces(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: the middleware may stay."""
+    """The middleware may stay (OBS-2)."""
     registry = HandlerRegistry(middleware=[trace_handlers])
 
     @registry.handler("order.placed", name="billing.charge")

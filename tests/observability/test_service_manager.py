@@ -61,7 +61,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 
 
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, manager: Manager, tmp_path: Path) -> None:
-    """OBS-3: ready once, fed while it lives, stopping at SIGTERM; handlers do not inherit the socket."""
+    """Ready once, fed while it lives, stopping at SIGTERM; handlers do not inherit the socket (OBS-3)."""
     async with worker_command(dsn, tmp_path, environment=manager.variables) as worker:
         await manager.until("READY=1")
         await manager.until("WATCHDOG=1", 5)
@@ -82,7 +82,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, man
 
 
 async def test_a_blocked_loop_is_not_fed(dsn: str, conn: asyncpg.Connection, manager: Manager, tmp_path: Path) -> None:
-    """OBS-3: it is the loop itself that sends it, so systemd would end this worker after WatchdogSec."""
+    """It is the loop itself that sends it, so systemd would end this worker after WatchdogSec (OBS-3)."""
     async with worker_command(dsn, tmp_path, environment=manager.variables):
         await manager.until("READY=1")
         await publish(conn, "shop.slept", {"s": 2})
@@ -92,7 +92,7 @@ async def test_a_blocked_loop_is_not_fed(dsn: str, conn: asyncpg.Connection, man
 
 
 async def test_a_start_that_waits_for_the_database(manager: Manager, tmp_path: Path) -> None:
-    """OBS-3: the manager is asked for more time, and told what is waited for; it is not ready."""
+    """The manager is asked for more time, and told what is waited for; it is not ready (OBS-3)."""
     dsn = f"postgresql://shop:secret@127.0.0.1:{free_port()}/shop"
     async with worker_command(dsn, tmp_path, environment=manager.variables) as worker:
         await manager.until("EXTEND_TIMEOUT_USEC=30000000", 3)
@@ -104,7 +104,7 @@ async def test_a_start_that_waits_for_the_database(manager: Manager, tmp_path: P
 
 @pytest.mark.timeout(120)
 async def test_several_processes(dsn: str, manager: Manager, tmp_path: Path) -> None:
-    """OBS-3: the parent speaks for all: ready when each is, and not fed while one hangs."""
+    """The parent speaks for all: ready when each is, and not fed while one hangs (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--processes", "2", environment=manager.variables) as worker:
         await manager.until("READY=1")
         assert len(worker.log("worker_started")) == 2
@@ -121,7 +121,7 @@ async def test_several_processes(dsn: str, manager: Manager, tmp_path: Path) -> 
 
 
 async def test_an_error_s_text_is_no_message(manager: Manager) -> None:
-    """OBS-3, SEC-1: lines in the text of an error stay text; a manager that is gone is no error."""
+    """Lines in the text of an error stay text; a manager that is gone is no error (OBS-3, SEC-1)."""
     hostile = Health("running", not_ready=("x\nREADY=1\nMAINPID=1",))
 
     async def follow(to: ServiceManager) -> None:

@@ -29,7 +29,7 @@ LISTED = "SELECT count(*) FROM core.workers WHERE stopped_at IS NULL"
 
 
 async def test_a_frozen_process_does_not_keep_its_parent(dsn: str, tmp_path: Path) -> None:
-    """LSN-4, OPS-1: what has not ended some time after the grace is killed, and the exit status tells."""
+    """What has not ended some time after the grace is killed, and the exit status tells (LSN-4, OPS-1)."""
     source = "from holdfast.cli import main, worker; worker._LIMIT_PAST_GRACE = 1.0; main()"
     (tmp_path / "hf_handlers.py").write_text(
         "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n"
@@ -63,7 +63,7 @@ async def test_a_frozen_process_does_not_keep_its_parent(dsn: str, tmp_path: Pat
 
 
 async def test_a_draining_worker_lives(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
-    """LSN-4, OPS-1: heartbeats go on until the last handler has ended, so its events are not released meanwhile."""
+    """Heartbeats go on until the last handler has ended, so its events are not released meanwhile (LSN-4, OPS-1)."""
     async with Operator(dsn, actor=ACTOR) as operator, running(dsn, registry, lease=1.5, grace=30) as worker:
         await publish(conn, "shop.waited", {"s": 4})
         await until(lambda: worker.in_flight, what="a handler runs")
@@ -81,7 +81,7 @@ async def test_a_draining_worker_lives(dsn: str, conn: asyncpg.Connection, regis
 async def test_heartbeats_do_not_wait_for_long_leases(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-3: a heartbeat counts for a minute, and a lease may be an hour."""
+    """A heartbeat counts for a minute, and a lease may be an hour (OBS-3)."""
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.2)
     async with running(dsn, registry, lease=3600):
         await until(lambda: conn.fetchval(LISTED), what="it is listed")
@@ -90,7 +90,7 @@ async def test_heartbeats_do_not_wait_for_long_leases(
 
 
 async def test_a_blocked_worker_lives(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OBS-3, OPS-1: while a handler blocks the event loop, its leases are extended, and its heartbeats go on."""
+    """While a handler blocks the event loop, its leases are extended, and its heartbeats go on (OBS-3, OPS-1)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--lease", "1.5") as worker:
         await until(lambda: conn.fetchval(LISTED), what="it is listed")
         await publish(conn, "shop.slept", {"s": 8})
@@ -103,7 +103,7 @@ async def test_a_blocked_worker_lives(dsn: str, conn: asyncpg.Connection, tmp_pa
 async def test_a_drain_that_lasts_longer_than_sessions_may_be_idle(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-4, OBS-2: the worker still leaves the list at its end, and the times of its last handlers are written."""
+    """The worker still leaves the list at its end, and the times of its last handlers are written (LSN-4, OBS-2)."""
     monkeypatch.setattr(connections, "IDLE_LIMIT", 1.0)
     facts = Facts()
     async with running(dsn, registry, facts, poll_interval=0.2, grace=30) as worker:
@@ -121,7 +121,7 @@ async def test_a_drain_that_lasts_longer_than_sessions_may_be_idle(
 async def test_a_session_that_was_idle_because_the_loop_was_blocked(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-2, OBS-3: that is no outage: it listens again at once, and is connecting meanwhile."""
+    """That is no outage: it listens again at once, and is connecting meanwhile (LSN-2, OBS-3)."""
     for module in (connections, listener):
         monkeypatch.setattr(module, "IDLE_LIMIT", 1.0)
     monkeypatch.setattr("holdfast.worker.health.IDLE_LIMIT", 1.0)
@@ -137,7 +137,7 @@ async def test_a_session_that_was_idle_because_the_loop_was_blocked(
 
 
 async def test_a_stopped_worker_does_not_listen(dsn: str, registry: HandlerRegistry) -> None:
-    """LSN-2, OBS-3: nor does it say so."""
+    """Nor does it say so (LSN-2, OBS-3)."""
     async with running(dsn, registry) as worker:
         await until(lambda: worker.listening, what="it listens")
     assert (worker.health().listener, worker.listening) == ("off", False)

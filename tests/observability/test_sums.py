@@ -72,7 +72,7 @@ async def struck(dsn: str) -> AsyncIterator[list[bool]]:
 async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """OBS-2: published = delivered + duplicates + failed + expired + open, and no query of the database for it."""
+    """Published = delivered + duplicates + failed + expired + open, and no query of the database for it (OBS-2)."""
     (tmp_path / "shop.py").write_text(HANDLERS)
     publisher, mine, number, rounds = Publisher("shop"), Collector(), 0, 0
     already = scrape(mine).of("holdfast_events_published_total")
@@ -122,8 +122,9 @@ async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
 
 @pytest.mark.timeout(120)
 def test_counts_add_up_over_a_run_of_faults() -> None:
-    """OBS-2: from the counts alone, and against the rows; handlers end their process, fail, are retried and published
-    twice."""
+    """From the counts alone, and against the rows; handlers end their process, fail, are retried and published
+    twice (OBS-2).
+    """
     command = [sys.executable, "-m", "chaos", "--scenario", "exit_poison", "--seed", "11", "--for", "6", "--json"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     found = json.loads(run.stdout.splitlines()[-1])

@@ -56,7 +56,7 @@ def test_each_outcome_is_counted_for_its_handler_and_for_the_worker() -> None:
 
 
 def test_attempts_fall_into_buckets_by_their_time() -> None:
-    """OBS-2: both histograms count every attempt, and none of what was never run."""
+    """Both histograms count every attempt, and none of what was never run (OBS-2)."""
     clock = DatabaseClock(15.0)
     there = datetime.now(UTC) + timedelta(hours=3)  # the database's clock may say anything
     clock.observe(there, steady(), steady())
@@ -76,7 +76,7 @@ def test_attempts_fall_into_buckets_by_their_time() -> None:
 
 
 def test_times_that_a_clock_has_spoilt_stay_within_bounds() -> None:
-    """OBS-2: a row that is due ahead of the clock, or since the year 1, does not spoil the sums."""
+    """A row that is due ahead of the clock, or since the year 1, does not spoil the sums (OBS-2)."""
     counted = tally()
     counted.handled([Attempt("shop.one", 0.1, datetime.now(UTC) + timedelta(hours=1))])  # type: ignore[list-item]
     counted.handled([Attempt("shop.one", 0.1, datetime(1, 1, 2, tzinfo=UTC))])  # type: ignore[list-item]
@@ -85,7 +85,7 @@ def test_times_that_a_clock_has_spoilt_stay_within_bounds() -> None:
 
 
 def test_a_snapshot_of_another_thread_is_consistent() -> None:
-    """OBS-2: an exporter reads in its own thread while the worker counts."""
+    """An exporter reads in its own thread while the worker counts (OBS-2)."""
     counted = tally()
     batch = [Attempt("shop.one", 0.1) for _ in range(7)]
     ended = threading.Event()

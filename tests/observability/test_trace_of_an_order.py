@@ -35,7 +35,7 @@ TREE = [
 async def test_an_order_is_one_trace_from_the_request_to_every_handler(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-2: exported by two processes over OTLP/HTTP, with a retry in it."""
+    """Exported by two processes over OTLP/HTTP, with a retry in it (OBS-2)."""
     await conn.execute((Path(__file__).parents[2] / "examples/orders/schema.sql").read_text())
     with Collector() as collector:
         for name, value in {

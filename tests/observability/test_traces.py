@@ -71,7 +71,7 @@ async def outcome(spans: Spans, name: str = "process billing.charge", number: in
 async def test_a_publish_is_a_producer_span_whose_context_the_event_carries(
     dsn: str, conn: asyncpg.Connection, driver: str
 ) -> None:
-    """OBS-2: with every driver, of one event and of many."""
+    """With every driver, of one event and of many (OBS-2)."""
     spans = Spans()
     publisher = Publisher("shop", tracing=spans.tracing)
     async with DRIVERS[driver](dsn) as caller:
@@ -98,7 +98,7 @@ async def test_a_publish_is_a_producer_span_whose_context_the_event_carries(
 
 
 async def test_a_trace_context_that_the_caller_gives_is_kept_and_linked(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: the span of the publish is linked to it, as the conventions advise."""
+    """The span of the publish is linked to it, as the conventions advise (OBS-2)."""
     spans = Spans()
     identity = await publish(conn, spans, trace_context=GIVEN)
     assert await conn.fetchval("SELECT trace_context FROM core.outbox WHERE id = $1", identity) == GIVEN
@@ -107,7 +107,7 @@ async def test_a_trace_context_that_the_caller_gives_is_kept_and_linked(dsn: str
 
 
 async def test_the_state_of_a_trace_travels_where_it_fits(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: a tracestate stands after the traceparent; one that is too long is left out."""
+    """A tracestate stands after the traceparent; one that is too long is left out (OBS-2)."""
     seen: list[str] = []
     registry = HandlerRegistry()
 
@@ -132,7 +132,7 @@ async def test_the_state_of_a_trace_travels_where_it_fits(dsn: str, conn: asyncp
 async def test_a_publish_that_fails_is_an_error_without_what_the_database_quotes(
     dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """OBS-2: neither values nor DETAIL lines are in a span."""
+    """Neither values nor DETAIL lines are in a span (OBS-2)."""
     spans = Spans()
     await conn.execute(
         """
@@ -154,7 +154,7 @@ async def test_a_publish_that_fails_is_an_error_without_what_the_database_quotes
 
 
 async def test_without_a_provider_an_event_carries_what_it_inherits(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: with the API alone nothing is recorded and nothing is lost."""
+    """With the API alone nothing is recorded and nothing is lost (OBS-2)."""
     facts, registry = Facts(), HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -175,7 +175,7 @@ async def test_without_a_provider_an_event_carries_what_it_inherits(dsn: str, co
     [(OpenTelemetry, "is the class OpenTelemetry"), (Spans().provider, "is TracerProvider"), (True, "is bool")],
 )
 def test_what_cannot_trace_is_refused_at_once(wrong: Any, problem: str) -> None:
-    """OBS-2: with what to pass."""
+    """With what to pass (OBS-2)."""
     registry = HandlerRegistry()
     registry.add("billing.charge", ["order.placed"], lambda event: None)
     makers: list[Callable[[], object]] = [
@@ -196,7 +196,7 @@ def test_what_cannot_trace_is_refused_at_once(wrong: Any, problem: str) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "sync", "tx"])
 async def test_every_attempt_is_a_span_of_the_producers_trace(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """OBS-2: the current one while the handler runs, also in a thread; a retry is one more in the same trace."""
+    """The current one while the handler runs, also in a thread; a retry is one more in the same trace (OBS-2)."""
     await make_tables(conn)
     spans, registry, seen = Spans(), HandlerRegistry(), []
 
@@ -267,7 +267,7 @@ async def test_every_attempt_is_a_span_of_the_producers_trace(dsn: str, conn: as
 
 
 async def test_what_a_handler_publishes_is_in_its_span(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: a chain of events is one trace."""
+    """A chain of events is one trace (OBS-2)."""
     spans, registry = Spans(), HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -332,7 +332,7 @@ async def test_the_status_of_a_span_is_what_became_of_the_attempt(
 
 
 async def test_a_duplicate_is_a_span_without_an_error(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: in the trace of the publish that was the second one."""
+    """In the trace of the publish that was the second one (OBS-2)."""
     spans, registry = Spans(), HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -379,7 +379,7 @@ async def test_a_timeout_is_an_error(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_a_lease_that_is_lost_is_an_error(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: while the handler runs, and when the delivery is being settled."""
+    """While the handler runs, and when the delivery is being settled (OBS-2)."""
     spans, registry = Spans(), HandlerRegistry()
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -430,7 +430,7 @@ async def test_a_handler_that_is_stopped_is_released_without_an_error(dsn: str, 
 
 
 async def test_an_attempt_may_be_a_trace_of_its_own_that_is_linked(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: `consumer="link"`."""
+    """`consumer="link"` (OBS-2)."""
     spans, registry = Spans(consumer="link"), HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -446,7 +446,7 @@ async def test_an_attempt_may_be_a_trace_of_its_own_that_is_linked(dsn: str, con
 
 
 async def test_nothing_of_a_payload_is_in_a_span(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: error texts are redacted like those in the database."""
+    """Error texts are redacted like those in the database (OBS-2)."""
     spans, registry = Spans(), HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -487,7 +487,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 async def test_no_trace_context_of_a_stranger_breaks_a_delivery(dsn: str, conn: asyncpg.Connection, text: str) -> None:
-    """OBS-2: what cannot be read begins a trace of its own."""
+    """What cannot be read begins a trace of its own (OBS-2)."""
     spans, registry, seen = Spans(), HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -506,7 +506,7 @@ async def test_no_trace_context_of_a_stranger_breaks_a_delivery(dsn: str, conn: 
 
 
 async def test_baggage_ends_at_the_outbox(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: what a caller has put there reaches no handler."""
+    """What a caller has put there reaches no handler (OBS-2)."""
     spans, registry, seen = Spans(), HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -548,7 +548,7 @@ async def test_a_broken_sampler_breaks_nothing_else(dsn: str, conn: asyncpg.Conn
 async def test_a_span_that_cannot_become_the_current_one_leaves_nothing_behind(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-2: the attempt fails, and what follows it in the same task is not taken for a part of the handler."""
+    """The attempt fails, and what follows it in the same task is not taken for a part of the handler (OBS-2)."""
     spans, registry, seen = Spans(ParentBased(ALWAYS_OFF)), HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge", retry=AT_ONCE)
@@ -572,7 +572,7 @@ async def test_a_span_that_cannot_become_the_current_one_leaves_nothing_behind(
 
 @pytest.mark.parametrize("consumer", ["child", "link"])
 async def test_a_trace_that_is_not_sampled_goes_on_unsampled(dsn: str, conn: asyncpg.Connection, consumer: str) -> None:
-    """OBS-2: the producer has decided for its handlers; those that are only linked decide for themselves."""
+    """The producer has decided for its handlers; those that are only linked decide for themselves (OBS-2)."""
     producer, worker, registry = Spans(ParentBased(ALWAYS_OFF)), Spans(ALWAYS_ON, consumer=consumer), HandlerRegistry()
     seen: list[trace.SpanContext] = []
 
@@ -596,7 +596,7 @@ async def test_a_trace_that_is_not_sampled_goes_on_unsampled(dsn: str, conn: asy
 async def test_what_follows_from_an_event_that_is_not_sampled_is_in_its_trace(
     dsn: str, conn: asyncpg.Connection, kind: str
 ) -> None:
-    """OBS-2: what the handler calls and publishes, and a task that it leaves behind; and nothing after it."""
+    """What the handler calls and publishes, and a task that it leaves behind; and nothing after it (OBS-2)."""
     spans, registry = Spans(ParentBased(ALWAYS_OFF)), HandlerRegistry()
     seen: dict[str, list[str]] = {}
     tasks: list[asyncio.Task[None]] = []
@@ -647,7 +647,7 @@ async def test_what_follows_from_an_event_that_is_not_sampled_is_in_its_trace(
 
 
 async def test_reactions_are_in_the_trace_of_their_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: with their errors."""
+    """With their errors (OBS-2)."""
     spans, registry = Spans(), HandlerRegistry()
 
     @registry.handler("order.placed", name="shop.count", via="in_process")
@@ -685,7 +685,7 @@ async def test_a_schedule_is_a_trace_from_its_slot_to_its_handler(dsn: str, conn
 
 
 async def test_a_slot_that_several_workers_look_at_is_one_span(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: a worker that finds the slot fired leaves no span of it."""
+    """A worker that finds the slot fired leaves no span of it (OBS-2)."""
     spans, fired = Spans(), Facts()
     registry = HandlerRegistry()
     registry.schedule("day.ended", name="ledger.end_of_day", every=timedelta(seconds=1))
@@ -712,7 +712,7 @@ async def test_a_slot_that_several_workers_look_at_is_one_span(dsn: str, conn: a
 
 @pytest.mark.parametrize("dead_letters", ["in_place", "archive"])
 async def test_a_replay_is_linked_to_what_is_replayed(dsn: str, conn: asyncpg.Connection, dead_letters: str) -> None:
-    """OBS-2: and the attempt after it continues the trace of the event."""
+    """And the attempt after it continues the trace of the event (OBS-2)."""
     spans, registry, broken = Spans(), HandlerRegistry(), [True]
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -739,7 +739,7 @@ async def test_a_replay_is_linked_to_what_is_replayed(dsn: str, conn: asyncpg.Co
 
 
 async def test_a_forked_process_traces_by_itself(dsn: str, conn: asyncpg.Connection, tmp_path: Any) -> None:
-    """OBS-2: the tracer that was made before the fork serves the child, whose spans are its own."""
+    """The tracer that was made before the fork serves the child, whose spans are its own (OBS-2)."""
     spans = Spans()
     pid = os.fork()
     if pid == 0:

@@ -64,7 +64,7 @@ async def stopped(worker: subprocess.Popen[str]) -> tuple[str, str]:
 async def test_each_process_of_a_worker_exports_its_own_spans(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """OBS-2: the provider that the module of the handlers sets is found; all is exported before the end."""
+    """The provider that the module of the handlers sets is found; all is exported before the end (OBS-2)."""
     (tmp_path / "app.py").write_text(SDK + APP)
     producer = Spans()
     publisher = Publisher("shop", tracing=producer.tracing)
@@ -88,7 +88,7 @@ async def test_each_process_of_a_worker_exports_its_own_spans(
 
 
 async def test_an_export_that_is_asked_for_in_vain_is_noted(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """OBS-2: with the remedy, and once."""
+    """With the remedy, and once (OBS-2)."""
     (tmp_path / "app.py").write_text(APP)
     worker = start(tmp_path, dsn, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
     await until(lambda: conn.fetchval("SELECT count(*) FROM core.workers"), what="the worker has started")
@@ -105,7 +105,7 @@ async def test_an_export_that_is_asked_for_in_vain_is_noted(dsn: str, conn: asyn
     [("OTEL_SDK_DISABLED", "TRUE"), ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "redis, holdfast")],
 )
 def test_the_environment_can_turn_it_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """OBS-2: as for any instrumentation."""
+    """As for any instrumentation (OBS-2)."""
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: Spans().provider)
     assert tracing.configured() is not None
     monkeypatch.setenv(name, value)
@@ -113,7 +113,7 @@ def test_the_environment_can_turn_it_off(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_children_are_instrumented_like_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBS-2: `opentelemetry-instrument` would leave them out."""
+    """`opentelemetry-instrument` would leave them out (OBS-2)."""
     assert tracing.child_environment() == {}
     auto = ModuleType("auto")
     auto.__file__ = "/venv/opentelemetry/instrumentation/auto_instrumentation/__init__.py"
@@ -143,7 +143,7 @@ except ModuleNotFoundError as error:
 
 
 def test_without_the_extra_only_its_own_module_is_missing() -> None:
-    """OBS-2: with the command that installs it."""
+    """With the command that installs it (OBS-2)."""
     ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert ran.stdout == (
         "opentelemetry is not installed; pip install '.[otel]' in a checkout of Holdfast, or "

@@ -56,7 +56,7 @@ def registry_of_outcomes() -> HandlerRegistry:
 
 
 async def test_every_outcome_is_counted_once(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: by handler and outcome; histograms have every attempt."""
+    """By handler and outcome; histograms have every attempt (OBS-2)."""
     async with running(dsn, registry_of_outcomes()) as worker:
         collector = Collector(worker)
         assert scrape(collector).of("holdfast_deliveries_total") == 0, "all handlers are there before anything happens"
@@ -99,7 +99,7 @@ async def test_every_outcome_is_counted_once(dsn: str, conn: asyncpg.Connection)
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_a_lost_lease_writes_no_dead_letter(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """OBS-2, DLQ-6: it was judged, and is not written: the two differ by one."""
+    """It was judged, and is not written: the two differ by one (OBS-2, DLQ-6)."""
     registry, entered, go = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     async def fails() -> None:
@@ -142,7 +142,7 @@ async def test_a_lost_lease_writes_no_dead_letter(dsn: str, conn: asyncpg.Connec
 
 
 async def test_expired_and_cancelled_events_are_no_dead_letters(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: they are counted as what they are."""
+    """They are counted as what they are (OBS-2)."""
     await publish(conn, "order.placed", expires_in=0.01)
     await asyncio.sleep(0.05)
     async with running(dsn, registry_of_outcomes()) as worker:
@@ -153,7 +153,7 @@ async def test_expired_and_cancelled_events_are_no_dead_letters(dsn: str, conn: 
 
 
 async def test_what_a_process_has_published(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: by type, and without a worker; what a forked process does is its own."""
+    """By type, and without a worker; what a forked process does is its own (OBS-2)."""
     published.reset()
     nothing = ("holdfast_events_published_total", frozenset({("event_type", "other")}))
     assert scrape(Collector())[nothing] == 0, "a chart shows zero, and not that there are no data"
@@ -175,7 +175,7 @@ async def test_what_a_process_has_published(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_a_program_of_ones_own_serves_them(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: the collector in a registry, behind prometheus_client's own ASGI application."""
+    """The collector in a registry, behind prometheus_client's own ASGI application (OBS-2)."""
     registry = CollectorRegistry(auto_describe=True)
     async with running(dsn, registry_of_outcomes()) as worker:
         registry.register(Collector(worker))
@@ -195,7 +195,7 @@ async def test_a_program_of_ones_own_serves_them(dsn: str, conn: asyncpg.Connect
 
 
 async def test_a_worker_that_has_stopped_keeps_its_counts(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2: and has no state."""
+    """And has no state (OBS-2)."""
     worker = Worker(dsn, registry_of_outcomes(), WorkerSettings(), observers=())
     collector = Collector(worker)
     await publish_many(conn, "order.placed", 3)
@@ -234,7 +234,7 @@ WORKER = ("worker", "shop:registry", "--metrics", "127.0.0.1:0")
 
 
 async def test_the_command_serves_both_formats(dsn: str, conn: asyncpg.Connection, app: Path) -> None:
-    """OBS-2: before the first event, while the loop is blocked, and in the format that is asked for."""
+    """Before the first event, while the loop is blocked, and in the format that is asked for (OBS-2)."""
     async with command(dsn, app, *WORKER, "--grace", "1") as worker:
         port = await worker.port()
         status, head, body = await get(port)
@@ -254,7 +254,7 @@ async def test_the_command_serves_both_formats(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_one_endpoint_for_several_processes(dsn: str, conn: asyncpg.Connection, app: Path) -> None:
-    """OBS-2: one target has the sums of all processes, and no counter goes back when one of them dies."""
+    """One target has the sums of all processes, and no counter goes back when one of them dies (OBS-2)."""
     async with command(dsn, app, *WORKER, "--processes", "3", "--lease", "2") as worker:
         port = await worker.port()
 
@@ -285,7 +285,7 @@ async def test_one_endpoint_for_several_processes(dsn: str, conn: asyncpg.Connec
 
 
 async def test_what_stops_is_reported_to_the_end(dsn: str, conn: asyncpg.Connection, app: Path) -> None:
-    """OBS-2: a process that stops in order loses no count."""
+    """A process that stops in order loses no count (OBS-2)."""
     async with command(dsn, app, *WORKER, "--processes", "2") as worker:
         port = await worker.port()
 
@@ -307,7 +307,7 @@ async def test_what_stops_is_reported_to_the_end(dsn: str, conn: asyncpg.Connect
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_mistakes_are_two_lines(dsn: str, app: Path, processes: str) -> None:
-    """OPS-1: an address that is none, and one in use."""
+    """An address that is none, and one in use (OPS-1)."""
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     for address, problem in (("here", "error: --metrics 'here' is not"), (f"127.0.0.1:{port}", "cannot be used")):
@@ -322,7 +322,7 @@ async def test_mistakes_are_two_lines(dsn: str, app: Path, processes: str) -> No
 def test_without_the_extra(
     dsn: str, app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: the command says what to install, and a program of one's own gets the error of every extra."""
+    """The command says what to install, and a program of one's own gets the error of every extra (OPS-1)."""
     monkeypatch.setattr(installing, "find_spec", lambda name: None if name == "prometheus_client" else find_spec(name))
     monkeypatch.chdir(app)
     for more in ([], ["--processes", "2"]):
@@ -336,7 +336,7 @@ def test_without_the_extra(
 
 
 async def test_promtool_finds_nothing_to_complain_about(dsn: str, conn: asyncpg.Connection, app: Path) -> None:
-    """OBS-2: names, units and help texts are as Prometheus' own linter wants them."""
+    """Names, units and help texts are as Prometheus' own linter wants them (OBS-2)."""
     async with (
         command(dsn, app, *WORKER, "--processes", "2") as worker,
         command(dsn, app, "metrics", "--listen", "0") as outbox,

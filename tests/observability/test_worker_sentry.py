@@ -78,7 +78,9 @@ async def telling(dsn: str, registry: HandlerRegistry, transport: Transport, **o
 
 
 async def test_one_event_for_each_dead_letter(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-6, S7: with what names it, grouped by handler and cause; retries and successes are not told, nor payloads."""
+    """With what names it, grouped by handler and cause; retries and successes are not told, nor payloads (DLQ-6,
+    S7).
+    """
     registry, transport = HandlerRegistry(), Recorder()
     policy = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.01)
 
@@ -159,7 +161,7 @@ async def test_a_target_is_a_tag(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_lost_lease_is_not_told(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-6, LSN-3: whoever has the row now tells what becomes of it."""
+    """Whoever has the row now tells what becomes of it (DLQ-6, LSN-3)."""
     registry, transport = HandlerRegistry(), Recorder()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -181,7 +183,7 @@ async def test_a_lost_lease_is_not_told(dsn: str, conn: asyncpg.Connection) -> N
 
 
 async def test_a_sentry_that_is_broken_hurts_nobody(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-6: every dead letter is settled, everything else is delivered, and the worker stops as usual."""
+    """Every dead letter is settled, everything else is delivered, and the worker stops as usual (DLQ-6)."""
     registry, transport = HandlerRegistry(), Broken()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -227,9 +229,9 @@ async def charge(event):
 async def test_the_command_tells_sentry(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, of_sentry: dict[str, str], told: tuple[str, str]
 ) -> None:
-    """DLQ-6, OBS-1: with SENTRY_DSN, over HTTP, and what is still queued when it is told to stop is sent first.
+    """With SENTRY_DSN, over HTTP, and what is still queued when it is told to stop is sent first.
 
-    It has the environment and the release of the worker, or those of Sentry's own variables.
+    It has the environment and the release of the worker, or those of Sentry's own variables (DLQ-6, OBS-1).
     """
     bodies: list[bytes] = []
 

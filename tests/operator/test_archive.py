@@ -96,7 +96,7 @@ def failing(registry: HandlerRegistry, error: Exception, *, retry: RetryPolicy =
 
 
 async def test_a_terminal_failure_moves_with_everything(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: the columns of seed C under the names that SPEC maps them to, and what a replay needs."""
+    """The columns of seed C under the names that SPEC maps them to, and what a replay needs (DLQ-2)."""
     registry, facts = HandlerRegistry(), Facts()
     failing(registry, ConnectionError("refused"), retry=RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001))
     domain = uuid4()
@@ -133,7 +133,7 @@ async def test_a_terminal_failure_moves_with_everything(dsn: str, conn: asyncpg.
 
 
 async def test_each_reason_of_failure(dsn: str, conn: asyncpg.Connection, outbox: Outbox) -> None:
-    """DLQ-2: retry_terminal, rejected with and without words, max_deliveries; a bare reject has no exception."""
+    """retry_terminal, rejected with and without words, max_deliveries; a bare reject has no exception (DLQ-2)."""
     registry = HandlerRegistry()
 
     @registry.handler(EVENT, name=HANDLER, retry=ONCE)
@@ -159,7 +159,7 @@ async def test_each_reason_of_failure(dsn: str, conn: asyncpg.Connection, outbox
 
 
 async def test_success_is_never_archived(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: what is delivered, cancelled or expired stays in the outbox."""
+    """What is delivered, cancelled or expired stays in the outbox (DLQ-2)."""
     registry = HandlerRegistry()
 
     @registry.handler(EVENT, name=HANDLER)
@@ -180,7 +180,7 @@ async def test_success_is_never_archived(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_the_exception_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: at most 8 KiB, ending in the marker."""
+    """At most 8 KiB, ending in the marker (DLQ-2)."""
     registry = HandlerRegistry()
     failing(registry, ValueError("é" * 1_000_000))
     identity = await publish(conn, EVENT)
@@ -191,7 +191,7 @@ async def test_the_exception_is_bounded(dsn: str, conn: asyncpg.Connection) -> N
 
 
 async def test_a_transactional_handler_archives_in_its_transaction(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2, LSN-5: what the handler wrote is gone, the dead letter is in the archive, and the inbox knows nothing."""
+    """What the handler wrote is gone, the dead letter is in the archive, and the inbox knows nothing (DLQ-2, LSN-5)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -209,7 +209,7 @@ async def test_a_transactional_handler_archives_in_its_transaction(dsn: str, con
 
 
 async def test_only_the_sibling_that_failed_moves(dsn: str, conn: asyncpg.Connection, ann: Operator) -> None:
-    """DLQ-2, DLQ-3, LSN-7: of an event that two handlers want, one delivery is archived and replayed."""
+    """Of an event that two handlers want, one delivery is archived and replayed (DLQ-2, DLQ-3, LSN-7)."""
     registry, seen, broken = HandlerRegistry(), [], True
 
     @registry.handler(EVENT, name=HANDLER, retry=ONCE)
@@ -243,7 +243,7 @@ async def test_only_the_sibling_that_failed_moves(dsn: str, conn: asyncpg.Connec
 
 
 async def test_a_lost_lease_writes_nothing(outbox: Outbox) -> None:
-    """DLQ-2: the row another worker has claimed is neither deleted nor archived; the others of the batch are."""
+    """The row another worker has claimed is neither deleted nor archived; the others of the batch are (DLQ-2)."""
     mine, lost, expired = [await outbox.held() for _ in range(3)]
     await outbox.expire_lease(lost.id)
     [again] = await outbox.hold()
@@ -258,7 +258,7 @@ async def test_a_lost_lease_writes_nothing(outbox: Outbox) -> None:
 
 
 async def test_the_same_row_is_archived_once(outbox: Outbox) -> None:
-    """DLQ-2: the second settle finds nothing, as after a lost lease."""
+    """The second settle finds nothing, as after a lost lease (DLQ-2)."""
     held = await outbox.held()
     assert await archive_rows(outbox, held) == []
     assert await archive_rows(outbox, held) == [held.id]
@@ -266,7 +266,7 @@ async def test_the_same_row_is_archived_once(outbox: Outbox) -> None:
 
 
 async def test_a_lost_lease_is_counted_and_not_told(dsn: str, conn: asyncpg.Connection, outbox: Outbox) -> None:
-    """OBS-2, DLQ-2: no dead letter is told or counted where none was written."""
+    """No dead letter is told or counted where none was written (OBS-2, DLQ-2)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler(EVENT, name=HANDLER, retry=ONCE)
@@ -284,8 +284,9 @@ async def test_a_lost_lease_is_counted_and_not_told(dsn: str, conn: asyncpg.Conn
 
 
 async def test_an_archive_that_refuses_keeps_the_row(dsn: str, conn: asyncpg.Connection) -> None:
-    """D7, DLQ-2: the statement rolls back, the row stays leased and comes back after the lease; the others of the batch
-    flow; there is one alarm; and once the archive is right again the dead letters are in it."""
+    """The statement rolls back, the row stays leased and comes back after the lease; the others of the batch
+    flow; there is one alarm; and once the archive is right again the dead letters are in it (D7, DLQ-2).
+    """
     registry, facts, runs = HandlerRegistry(), Facts(), []
 
     @registry.handler(EVENT, name=HANDLER, retry=ONCE)
@@ -342,7 +343,7 @@ DRIFTS = {
 
 @pytest.mark.parametrize("missing", DRIFTS)
 async def test_a_drifted_table_is_refused_by_name(dsn: str, conn: asyncpg.Connection, missing: str) -> None:
-    """DLQ-2: at the start, with what is missing; a worker that does not archive does not mind the archive."""
+    """At the start, with what is missing; a worker that does not archive does not mind the archive (DLQ-2)."""
     await conn.execute(DRIFTS[missing])
     with pytest.raises(SchemaMismatch, match=missing):
         await start(dsn, dead_letters="archive")
@@ -351,7 +352,7 @@ async def test_a_drifted_table_is_refused_by_name(dsn: str, conn: asyncpg.Connec
 
 
 async def test_each_table_is_looked_at_on_its_own(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: drift in one does not hide drift in the other."""
+    """Drift in one does not hide drift in the other (DLQ-2)."""
     await conn.execute("ALTER TABLE core.archive DROP COLUMN queue; ALTER TABLE core.outbox DROP COLUMN disposed_at")
     with pytest.raises(SchemaMismatch) as caught:
         await start(dsn, dead_letters="archive")
@@ -366,8 +367,9 @@ def test_a_wrong_setting_is_refused() -> None:
 
 
 async def test_pages_of_the_archive_leave_nothing_out(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-2, OPS-1: for one handler in the order of the failures, which need not be that of the numbers; also when the
-    last row of a page was replayed before the next is asked for."""
+    """For one handler in the order of the failures, which need not be that of the numbers; also when the
+    last row of a page was replayed before the next is asked for (DLQ-2, OPS-1).
+    """
     numbers = [await one_archived(outbox) for _ in range(7)]
     late = "UPDATE core.archive SET failed_at = now() - interval '1 hour' WHERE id = ANY ($1)"
     await outbox.connection.execute(late, numbers[3:6])
@@ -392,7 +394,7 @@ async def test_pages_of_the_archive_leave_nothing_out(outbox: Outbox, ann: Opera
 
 
 async def test_many_ids_are_looked_up_at_once(outbox: Outbox, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: too many are refused before anything is asked of the database, and the others in one question."""
+    """Too many are refused before anything is asked of the database, and the others in one question (S9)."""
     numbers = [await one_archived(outbox) for _ in range(3)]
     identities = [(await ann.archive.detail(number)).original_id for number in numbers]
     asked: list[str] = []
@@ -415,7 +417,7 @@ async def test_many_ids_are_looked_up_at_once(outbox: Outbox, ann: Operator, mon
 
 
 async def test_a_failure_of_a_handler_is_found_by_the_index(outbox: Outbox) -> None:
-    """DLQ-2: recent failures of one handler, as the archive grows."""
+    """Recent failures of one handler, as the archive grows (DLQ-2)."""
     for _ in range(3):
         await one_archived(outbox)
     await outbox.connection.execute("SET enable_seqscan = off")
@@ -429,7 +431,7 @@ async def test_a_failure_of_a_handler_is_found_by_the_index(outbox: Outbox) -> N
 
 
 async def test_fail_fix_replay_from_the_archive(dsn: str, conn: asyncpg.Connection, ann: Operator) -> None:
-    """DLQ-3: same id, same key, attempts from zero, the cycle in the history; audited; and it is delivered."""
+    """Same id, same key, attempts from zero, the cycle in the history; audited; and it is delivered (DLQ-3)."""
     registry, seen, broken = HandlerRegistry(), [], True
 
     @registry.handler(EVENT, name=HANDLER, retry=ONCE)
@@ -466,7 +468,7 @@ async def test_fail_fix_replay_from_the_archive(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_a_replay_outlives_the_expiry(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-3: whoever replays an event has decided that it runs now."""
+    """Whoever replays an event has decided that it runs now (DLQ-3)."""
     number = await one_archived(outbox)
     await outbox.connection.execute("UPDATE core.archive SET expires_at = now() - interval '1 hour'")
     (identity,) = (await ann.archive.replay([number])).moved
@@ -474,7 +476,7 @@ async def test_a_replay_outlives_the_expiry(outbox: Outbox, ann: Operator) -> No
 
 
 async def test_what_becomes_of_each_number(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-3: what cannot be replayed is left where it is, and named for what it is."""
+    """What cannot be replayed is left where it is, and named for what it is (DLQ-3)."""
     good, gone, aside, stripped, old, there = [await one_archived(outbox) for _ in range(6)]
     await outbox.connection.execute("DELETE FROM core.archive WHERE id = $1", gone)
     await ann.archive.discard([aside])
@@ -497,7 +499,7 @@ async def test_what_becomes_of_each_number(outbox: Outbox, ann: Operator) -> Non
 
 
 async def test_a_replay_older_than_the_inbox_needs_force(outbox: Outbox, ann: Operator) -> None:
-    """OBX-5: nobody would know that it was handled; the refusal and the force are audited."""
+    """Nobody would know that it was handled; the refusal and the force are audited (OBX-5)."""
     old = await one_archived(outbox)
     await outbox.connection.execute("UPDATE core.archive SET created_at = now() - interval '61 days'")
     with pytest.raises(Refused, match="force"):
@@ -509,7 +511,7 @@ async def test_a_replay_older_than_the_inbox_needs_force(outbox: Outbox, ann: Op
 
 
 async def test_one_id_may_be_in_the_archive_twice(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-2: original_id is not unique; the newest of them comes back, and the other stays."""
+    """original_id is not unique; the newest of them comes back, and the other stays (DLQ-2)."""
     held = await outbox.held(payload={"n": 1})
     await archive_rows(outbox, held)
     await outbox.insert(id=held.id, payload={"n": 2})
@@ -521,7 +523,7 @@ async def test_one_id_may_be_in_the_archive_twice(outbox: Outbox, ann: Operator)
 
 
 async def test_a_replay_goes_to_a_generation(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-3, GEN-1: its own channel follows it, another channel stays; a listener of it is told to look."""
+    """Its own channel follows it, another channel stays; a listener of it is told to look (DLQ-3, GEN-1)."""
     plain = await one_archived(outbox)
     await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (3)")
     slow = await outbox.insert(channel="outbox_slow", generation=0)
@@ -534,7 +536,7 @@ async def test_a_replay_goes_to_a_generation(outbox: Outbox, ann: Operator) -> N
 
 
 async def test_a_dry_run_keeps_nothing(outbox: Outbox, ann: Operator) -> None:
-    """OPS-1, DLQ-3: it says what would happen; neither the rows nor the audit know of it."""
+    """It says what would happen; neither the rows nor the audit know of it (OPS-1, DLQ-3)."""
     number = await one_archived(outbox)
     result = await ann.archive.replay([number], dry_run=True)
     assert (result.count, result.dry_run) == (1, True)
@@ -544,7 +546,7 @@ async def test_a_dry_run_keeps_nothing(outbox: Outbox, ann: Operator) -> None:
 
 
 async def test_history_stays_bounded(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-3, D4: twenty cycles at most, in 64 KiB, however often it comes back."""
+    """Twenty cycles at most, in 64 KiB, however often it comes back (DLQ-3, D4)."""
     held = await outbox.held()
     for _ in range(25):
         assert await archive_rows(outbox, held, error="é" * 4000) == []
@@ -560,7 +562,7 @@ async def test_history_stays_bounded(outbox: Outbox, ann: Operator) -> None:
 
 
 async def test_pages_of_the_archive(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-2, OPS-1: the newest first, by handler, page by page, without payloads."""
+    """The newest first, by handler, page by page, without payloads (DLQ-2, OPS-1)."""
     numbers = [await one_archived(outbox, payload={"secret": 1}) for _ in range(5)]
     await outbox.insert(event_type="mail.sent")
     [other] = await outbox.hold(Lane("*/mail.sent", handler="mail.thank"))
@@ -579,7 +581,7 @@ async def test_pages_of_the_archive(outbox: Outbox, ann: Operator) -> None:
 
 
 async def test_discard_and_restore(outbox: Outbox, ann: Operator) -> None:
-    """DLQ-4: set aside and taken back, audited; only what has its payload comes back."""
+    """Set aside and taken back, audited; only what has its payload comes back (DLQ-4)."""
     number = await one_archived(outbox)
     assert (await ann.archive.discard([number], reason="a test")).count == 1
     assert (await ann.archive.discard([number])).left == {"discarded": 1}
@@ -595,6 +597,6 @@ async def test_discard_and_restore(outbox: Outbox, ann: Operator) -> None:
 
 @pytest.mark.parametrize("ids", [[], ["seven"], [0], [-1], [True], "7", [2**63]])
 async def test_bad_numbers_are_refused_before_anything(ann: Operator, ids: object) -> None:
-    """OPS-1: with the field and the remedy."""
+    """With the field and the remedy (OPS-1)."""
     with pytest.raises(ConfigurationError, match="ids"):
         await ann.archive.replay(ids)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ REFUSE = "SELECT core.audit_refused('ann', $1, $2, $3::text::jsonb, $4)"
 
 
 async def test_nobody_changes_what_was_written_down(conn: asyncpg.Connection) -> None:
-    """S17: not the owner, and not a superuser by accident."""
+    """Not the owner, and not a superuser by accident (S17)."""
     await subscribe(conn)
     await conn.execute("SELECT core.retire($1, NULL, 'ann')", HANDLER)
     before = await conn.fetch("SELECT * FROM core.audit")
@@ -33,7 +33,7 @@ async def test_nobody_changes_what_was_written_down(conn: asyncpg.Connection) ->
 
 
 async def test_what_is_rolled_back_leaves_no_line(conn: asyncpg.Connection) -> None:
-    """S17: the line and the change are one transaction."""
+    """The line and the change are one transaction (S17)."""
     (id,) = await fail(conn)
     transaction = conn.transaction()
     await transaction.start()
@@ -45,7 +45,7 @@ async def test_what_is_rolled_back_leaves_no_line(conn: asyncpg.Connection) -> N
 
 
 async def test_every_sql_verb_writes_its_line(conn: asyncpg.Connection) -> None:
-    """S17: also for those who call the functions from psql."""
+    """Also for those who call the functions from psql (S17)."""
     await subscribe(conn)
     ids = await fail(conn, 5)
     calls = {
@@ -69,7 +69,7 @@ async def test_every_sql_verb_writes_its_line(conn: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("actor", [None, "", "x" * 201, "a\x1b[2Jb"])
 async def test_a_line_without_a_name_is_refused(conn: asyncpg.Connection, actor: str | None) -> None:
-    """S17, S22: and with it the change."""
+    """And with it the change (S17, S22)."""
     ids = await fail(conn)
     for statement in (
         "SELECT core.outbox_discard($1, $2)",
@@ -95,7 +95,7 @@ async def test_a_line_without_a_name_is_refused(conn: asyncpg.Connection, actor:
     ],
 )
 async def test_a_refusal_says_what_it_is(conn: asyncpg.Connection, field: str, values: dict[str, str | None]) -> None:
-    """S17, S22: nobody writes a line by hand that could be taken for something done."""
+    """Nobody writes a line by hand that could be taken for something done (S17, S22)."""
     given = {"action": "replay", "reason": None, "arguments": "{}", "problem": "not allowed"} | values
     with pytest.raises(asyncpg.InvalidParameterValueError, match=field):
         await conn.execute(REFUSE, *given.values())
@@ -103,7 +103,7 @@ async def test_a_refusal_says_what_it_is(conn: asyncpg.Connection, field: str, v
 
 
 async def test_a_refusal_names_no_rows(conn: asyncpg.Connection) -> None:
-    """S17: whatever the caller claims, and also without arguments."""
+    """Whatever the caller claims, and also without arguments (S17)."""
     for arguments in (None, '{"ids": ["x"], "refused": null, "rows": 1}'):
         await conn.execute(REFUSE, "replay", "why", arguments, "not allowed")
     lines = await conn.fetch("SELECT arguments - 'rows' = '{\"refused\": \"not allowed\"}' AS marked FROM core.audit")
@@ -111,7 +111,7 @@ async def test_a_refusal_names_no_rows(conn: asyncpg.Connection) -> None:
 
 
 async def test_a_reason_is_one_line(conn: asyncpg.Connection) -> None:
-    """S22: for those who call the functions from psql as well."""
+    """For those who call the functions from psql as well (S22)."""
     ids = await fail(conn)
     with pytest.raises(asyncpg.InvalidParameterValueError, match="p_reason has control characters"):
         await conn.fetch("SELECT core.outbox_discard($1, 'ann', $2)", ids, "\x1b[2J")

@@ -40,7 +40,7 @@ async def said(dsn: str, *arguments: str) -> tuple[int | None, str, str]:
 
 
 async def test_status_doctor_and_the_event_name_what_blocks(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9, OPS-1, OPS-5: nobody has to know that keys can be blocked to find it out."""
+    """Nobody has to know that keys can be blocked to find it out (LSN-9, OPS-1, OPS-5)."""
     head, follower = await blocked(dsn, conn)
     async with Operator(dsn, actor=ACTOR) as operator:
         status = await operator.status()
@@ -64,7 +64,7 @@ async def test_status_doctor_and_the_event_name_what_blocks(dsn: str, conn: asyn
 
 
 async def test_the_command_that_is_shown_releases_the_key(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9, OPS-1: also for a key that a shell would take apart; afterwards nothing is said any more."""
+    """Also for a key that a shell would take apart; afterwards nothing is said any more (LSN-9, OPS-1)."""
     head, follower = await blocked(dsn, conn)
     _, listed, _ = await said(dsn, "keys", "blocked", "--limit", "1")
     assert "1 are listed; there may be more" in listed
@@ -81,7 +81,7 @@ async def test_the_command_that_is_shown_releases_the_key(dsn: str, conn: asyncp
 
 
 async def test_a_handler_that_is_misspelt_is_unknown(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: "not blocked" would be taken for good news."""
+    """ "not blocked" would be taken for good news (OPS-1)."""
     await blocked(dsn, conn)
     code, _, err = await said(dsn, "keys", "release", "billing.aply", KEY, "--yes")
     assert code == 2 and "handler billing.aply is unknown" in err and "holdfast handlers list" in err

@@ -111,7 +111,7 @@ HANDLERS = (charge, refund, price, pack, ledger, stock, mail, sms, invoice, audi
 
 
 async def test_twenty_causes_in_twelve_handlers_are_twenty_groups(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: statuses, SQLSTATEs, names of keys, attributes and tables, and places; ids and numbers split nothing."""
+    """Statuses, SQLSTATEs, names of keys, attributes and tables, and places; ids and numbers split nothing (DLQ-7)."""
     registry = HandlerRegistry()
     for function in HANDLERS:
         registry.add(f"shop.{function.__name__}", ("order.placed",), function, retry=ONCE)
@@ -153,7 +153,7 @@ def status_errors(status: int) -> dict[str, BaseException]:
 
 @pytest.mark.parametrize("client", status_errors(400))
 def test_statuses_tell_causes_apart(client: str) -> None:
-    """DLQ-7: of every client, also behind an error of the application's own."""
+    """Of every client, also behind an error of the application's own (DLQ-7)."""
     statuses = (400, 401, 404, 410, 500, 503)
     assert len({at_one_line(status_errors(status)[client]) for status in statuses}) == len(statuses)
     wrapped = set()
@@ -165,7 +165,7 @@ def test_statuses_tell_causes_apart(client: str) -> None:
 
 
 def test_sqlstates_and_names_of_tables_tell_causes_apart() -> None:
-    """DLQ-7: of asyncpg and psycopg, bare and wrapped by SQLAlchemy; values and numbers of rows do not."""
+    """Of asyncpg and psycopg, bare and wrapped by SQLAlchemy; values and numbers of rows do not (DLQ-7)."""
 
     def undefined(table: str) -> list[BaseException]:
         text = f'relation "{table}" does not exist'
@@ -183,7 +183,7 @@ def test_sqlstates_and_names_of_tables_tell_causes_apart() -> None:
 
 
 def test_a_key_that_the_event_names_is_data() -> None:
-    """DLQ-7: a country that the rates do not have is one cause, whatever the country."""
+    """A country that the rates do not have is one cause, whatever the country (DLQ-7)."""
 
     def signature(country: str, key: str) -> str:
         try:
@@ -197,7 +197,7 @@ def test_a_key_that_the_event_names_is_data() -> None:
 
 
 def test_two_lines_of_one_function_are_two_causes_wherever_they_stand(tmp_path: Path) -> None:
-    """DLQ-7: told apart by their text, which outlives a deployment; a line number does not."""
+    """Told apart by their text, which outlives a deployment; a line number does not (DLQ-7)."""
     code = "def load(text, which):\n{}    if which:\n        return int(text)\n    return int(text + text)\n"
 
     def signature(deployed: str, padding: str, which: bool) -> str:
@@ -231,7 +231,7 @@ def test_ids_do_not_split_groups(template: Callable[[str], str], values: list[st
 
 @given(st.data(), st.sampled_from(range(2)), st.sampled_from(range(4)))
 def test_values_of_one_kind_do_not_split_groups(data: st.DataObject, which: int, kind: int) -> None:
-    """DLQ-7: numbers, quoted values, times and addresses."""
+    """Numbers, quoted values, times and addresses (DLQ-7)."""
     kinds = (
         st.integers(min_value=0, max_value=2**63).map(str),
         st.text(st.characters(codec="ascii", exclude_characters="'\"\n\\`", min_codepoint=32), max_size=30).map(
@@ -266,13 +266,13 @@ def framework_error(name: str) -> BaseException:
     ids=lambda error: str(type(error).__mro__[1].__name__),
 )
 def test_what_frameworks_raise_for_bad_requests_is_terminal(error: BaseException) -> None:
-    """RTY-2: validation, permission and not found, by the name of the class."""
+    """Validation, permission and not found, by the name of the class (RTY-2)."""
     assert classify(error).terminal
     assert not classify(framework_error("shop.errors.ValidationError")).terminal
 
 
 def test_djangos_own_errors_are_terminal() -> None:
-    """RTY-2: the names are Django's."""
+    """The names are Django's (RTY-2)."""
     exceptions = pytest.importorskip("django.core.exceptions")
     http = pytest.importorskip("django.http")
     names = ("ValidationError", "PermissionDenied", "ObjectDoesNotExist", "MultipleObjectsReturned")
@@ -295,7 +295,7 @@ def member(text: str) -> Exception:
 
 
 def test_a_group_of_errors_is_the_set_of_its_causes() -> None:
-    """DLQ-7: how many members fail for one cause, and in which order, depends on the day."""
+    """How many members fail for one cause, and in which order, depends on the day (DLQ-7)."""
     left, right = "order 17 is left", "order 18 is right"
 
     def of(*texts: str) -> str:
@@ -310,7 +310,7 @@ def test_a_group_of_errors_is_the_set_of_its_causes() -> None:
 
 
 def test_ids_of_letters_and_digits_do_not_split_groups() -> None:
-    """DLQ-7: with dashes, and of random letters of both cases."""
+    """With dashes, and of random letters of both cases (DLQ-7)."""
     chance = random.Random(7)
 
     def of(characters: str, length: int) -> str:
@@ -330,7 +330,7 @@ def test_ids_of_letters_and_digits_do_not_split_groups() -> None:
 
 
 def test_words_that_are_values_of_the_payload_do_not_split_groups() -> None:
-    """DLQ-7: short ones too; but not the short words that every text has."""
+    """Short ones too; but not the short words that every text has (DLQ-7)."""
 
     def of(text: str, value: str) -> str:
         return raised(ValueError(text.format(value)), {"to": [{"value": value}]})
@@ -343,7 +343,7 @@ def test_words_that_are_values_of_the_payload_do_not_split_groups() -> None:
 
 
 def test_names_of_keys_tell_causes_apart() -> None:
-    """DLQ-7: with dashes, spaces and a digit too, and also when the event has the name as a value; ids do not."""
+    """With dashes, spaces and a digit too, and also when the event has the name as a value; ids do not (DLQ-7)."""
     keys = ("x-request-id", "content-type", "first name", "last name", "line1", "line2", "first_name", "amount")
     assert len({raised(KeyError(key), {"field": key}) for key in keys if " " not in key}) == len(keys) - 2
     assert len({raised(KeyError(key)) for key in keys}) == len(keys)
@@ -352,12 +352,12 @@ def test_names_of_keys_tell_causes_apart() -> None:
 
 
 def test_numbers_of_system_errors_tell_causes_apart() -> None:
-    """DLQ-7: a full disk and a full quota may have the same text."""
+    """A full disk and a full quota may have the same text (DLQ-7)."""
     assert raised(OSError(28, "cannot write")) != raised(OSError(122, "cannot write"))
 
 
 def test_equal_lines_of_one_function_are_two_causes_wherever_they_stand(tmp_path: Path) -> None:
-    """DLQ-7: told apart by their number among the equal lines."""
+    """Told apart by their number among the equal lines (DLQ-7)."""
     code = "{}def load(text, which):\n{}    if which:\n        int(text)\n    else:\n        int(text)\n"
 
     def signature(deployed: str, above: str, padding: str, which: bool) -> str:

@@ -88,7 +88,7 @@ def snapshot(db: psycopg.Connection[Any]) -> list[Any]:
 
 
 def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
-    """OPS-1: --json on every read, one document each; and what people need in the table."""
+    """--json on every read, one document each; and what people need in the table (OPS-1)."""
     made(dsn, subscribe)
     made(dsn, beat, "worker-one", HANDLER)
     ids: list[UUID] = made(dsn, fail_with, [CAUSES[n % 7](n) for n in range(14)])
@@ -123,7 +123,7 @@ def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
 def test_ids_can_be_copied_from_a_narrow_terminal(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: whatever a row contains, its id or the name of its group is in one piece."""
+    """Whatever a row contains, its id or the name of its group is in one piece (OPS-1)."""
     handler = "ledger.book_into_the_general_ledger_of_the_whole_company"
     (id,) = made(dsn, fail, handler=handler)
     made(dsn, beat, "worker-one", *(f"billing.handler_number_{n}" for n in range(30)))
@@ -158,7 +158,7 @@ def test_payloads_are_shown_only_when_asked_for(dsn: str, holdfast: Run, db: psy
 
 
 def test_an_export_is_json_lines(dsn: str, holdfast: Run) -> None:
-    """OPS-1: every dead letter of a filter, however many."""
+    """Every dead letter of a filter, however many (OPS-1)."""
     made(dsn, fail, 1_203)
     made(dsn, fail, 3, handler="mail.thank")
     code, out, _ = holdfast("failed", "export", "--handler", HANDLER, "--payload")
@@ -178,7 +178,7 @@ def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run,
 
 
 def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """S22: neither markup nor escape codes, in routes, workers and warnings; and in the JSON nothing but escapes."""
+    """Neither markup nor escape codes, in routes, workers and warnings; and in the JSON nothing but escapes (S22)."""
     # Rows written past the checks: the database refuses what cannot be seen.
     db.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")
     for event_type in ("order.[bold]", "order.\u202ereversed"):
@@ -223,7 +223,7 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 def test_an_operator_reads_the_wakeup_mode(logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1, S2: setting it needs the owner, and says so."""
+    """Setting it needs the owner, and says so (OPS-1, S2)."""
     monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[OPERATOR]))
     assert holdfast("notify") == (0, "schema core: wake-up mode when_idle\n", "")
     code, _, err = holdfast("notify", "never")
@@ -240,7 +240,7 @@ def test_a_login_without_rights_is_told_the_role(
 
 
 def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """OPS-1, OPS-5: and without it, who changed it is written down."""
+    """And without it, who changed it is written down (OPS-1, OPS-5)."""
     bell = "SELECT oid, tgenabled, tgargs FROM pg_trigger WHERE tgname = 'outbox_bell'"
     before = db.execute(bell.encode()).fetchall()
     assert holdfast("notify", "never", "--dry-run") == (
@@ -262,7 +262,7 @@ def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> Non
 
 
 def test_everything_that_changes_has_a_dry_run(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """OPS-1: which asks nothing, changes nothing and leaves no line in the audit."""
+    """Which asks nothing, changes nothing and leaves no line in the audit (OPS-1)."""
     made(dsn, subscribe)
     ids = made(dsn, fail, 5)
     db.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
@@ -296,7 +296,7 @@ def test_everything_that_changes_has_a_dry_run(dsn: str, holdfast: Run, db: psyc
 def test_a_change_asks_with_the_exact_number(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: no ends it with 1 and changes nothing; where nobody can answer it needs --yes."""
+    """No ends it with 1 and changes nothing; where nobody can answer it needs --yes (OPS-1)."""
     made(dsn, fail, 12)
     made(dsn, fail, 3, handler="mail.thank")
     before = snapshot(db)
@@ -320,7 +320,7 @@ def test_a_change_asks_with_the_exact_number(
 
 
 def test_a_discard_says_that_there_may_be_more(dsn: str, holdfast: Run) -> None:
-    """OPS-1: ten thousand at a time, the newest first."""
+    """Ten thousand at a time, the newest first (OPS-1)."""
     made(dsn, fail, 10_001)
     code, _, err = holdfast("failed", "discard", "--all")
     assert (code, "Discard the newest 10,000 events?" in err) == (2, True)
@@ -333,7 +333,7 @@ def test_a_discard_says_that_there_may_be_more(dsn: str, holdfast: Run) -> None:
 def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    """DLQ-4, S17: by group, by filter and by file; and the audit says by what a bulk change was selected."""
+    """By group, by filter and by file; and the audit says by what a bulk change was selected (DLQ-4, S17)."""
     ids = [str(id) for id in made(dsn, fail, 4)]
     group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
     signature = group.partition("/")[2]
@@ -369,7 +369,7 @@ def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
 def test_who_is_in_the_way_is_named(
     dsn: str, holdfast: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: while a command waits for a lock, on a terminal, and when it has waited long enough."""
+    """While a command waits for a lock, on a terminal, and when it has waited long enough (OPS-1)."""
     made(dsn, fail, 2)
     said: list[str] = []
     monkeypatch.setattr("holdfast.cli.options._say_on_terminal", said.append)
@@ -394,7 +394,7 @@ def test_a_dry_run_shows_the_first_ids(dsn: str, holdfast: Run) -> None:
 
 
 def test_what_was_cancelled_is_in_no_group(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """LSN-11, DLQ-3: it has no handler, and none to replay it for."""
+    """It has no handler, and none to replay it for (LSN-11, DLQ-3)."""
     insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
     ((id,),) = db.execute(insert).fetchall()
     assert holdfast("events", "cancel", id, "--yes")[0] == 0
@@ -428,7 +428,7 @@ def test_what_is_unknown_points_to_its_list(holdfast: Run, command: tuple[str, .
 def test_replays_by_id_by_file_by_group_and_by_filter(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DLQ-4: with what became of each."""
+    """With what became of each (DLQ-4)."""
     ids = made(dsn, fail, 6)
     others = made(dsn, fail_with, [KeyError("sku-1"), KeyError("sku-2")])
     code, out, _ = holdfast("failed", "replay", ids[0], "--json")
@@ -456,7 +456,7 @@ def test_replays_by_id_by_file_by_group_and_by_filter(
 def test_open_events_are_cancelled_by_filter(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: with the number in the question; without an id or a filter nothing is selected."""
+    """With the number in the question; without an id or a filter nothing is selected (OPS-1)."""
     insert = "INSERT INTO core.outbox (event_type, source, payload, handler_name) SELECT %s, 'shop', '{}', %s"
     db.execute(f"{insert} FROM generate_series(1, 3)", ["order.placed", HANDLER])
     db.execute(f"{insert} FROM generate_series(1, 2)", ["order.placed", "mail.thank"])
@@ -480,7 +480,7 @@ def test_open_events_are_cancelled_by_filter(
 
 @pytest.mark.newcomer
 def test_one_is_not_several_and_ids_have_names(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """OPS-1: singular and plural, both keys of an event, the id in the audit, and where ids are found."""
+    """Singular and plural, both keys of an event, the id in the audit, and where ids are found (OPS-1)."""
     (failed,) = made(dsn, fail)
     assert "1 failed in 1 group;" in holdfast("failed", "groups")[1]
     db.execute("UPDATE core.outbox SET dedupe_key = 'cart-7' WHERE id = %s", [failed])
@@ -505,7 +505,7 @@ def test_one_is_not_several_and_ids_have_names(dsn: str, holdfast: Run, db: psyc
 def test_an_event_whose_deliveries_were_replayed_is_no_mistake(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any]
 ) -> None:
-    """DLQ-4: by the event's own id, as by that of its delivery: exit code 1, because nothing was moved."""
+    """By the event's own id, as by that of its delivery: exit code 1, because nothing was moved (DLQ-4)."""
     (delivery,) = made(dsn, fail)
     event = "0199c1f2-5f2e-7a53-8d54-0d6a2f1f9a11"
     db.execute(
@@ -525,7 +525,7 @@ def test_an_event_whose_deliveries_were_replayed_is_no_mistake(
 
 
 def test_a_large_replay_needs_a_plan(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """DLQ-4: which begins with a few."""
+    """Which begins with a few (DLQ-4)."""
     made(dsn, fail, 1_001)
     code, _, err = holdfast("failed", "replay", "--all", "--yes")
     assert code == 2
@@ -536,7 +536,7 @@ def test_a_large_replay_needs_a_plan(dsn: str, holdfast: Run, db: psycopg.Connec
 def test_a_dead_letter_is_corrected(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DLQ-4: from a file, from the input, or in an editor."""
+    """From a file, from the input, or in an editor (DLQ-4)."""
     first, second, third = made(dsn, fail, 3)
     file = tmp_path / "payload.json"
     file.write_text('{"n": 100}')
@@ -572,7 +572,7 @@ def test_a_dead_letter_is_corrected(
 
 
 def test_a_plan_from_the_command_line(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """DLQ-4: made, shown, listed, turned; its exit code says whether it is done."""
+    """Made, shown, listed, turned; its exit code says whether it is done (DLQ-4)."""
     made(dsn, fail, 30)
     code, out, _ = holdfast("plans", "create", "--handler", HANDLER, "--canary", 5, "--rate", 100, "--patience", 1)
     assert code == 0
@@ -599,7 +599,7 @@ def test_a_plan_from_the_command_line(dsn: str, holdfast: Run, db: psycopg.Conne
 def test_the_actor_is_who_runs_the_command(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S17: the option, else HOLDFAST_ACTOR, else user@host."""
+    """The option, else HOLDFAST_ACTOR, else user@host (S17)."""
     ids = made(dsn, fail, 3)
     monkeypatch.delenv("HOLDFAST_ACTOR")
     assert holdfast("failed", "replay", ids[0])[0] == 0
@@ -613,7 +613,7 @@ def test_the_actor_is_who_runs_the_command(
 
 
 def test_a_list_that_is_empty_because_of_a_typo_says_so(dsn: str, holdfast: Run) -> None:
-    """OPS-1: on stderr, beside a table and beside JSON; nothing is said of a handler that has nothing to list."""
+    """On stderr, beside a table and beside JSON; nothing is said of a handler that has nothing to list (OPS-1)."""
     made(dsn, subscribe)
     made(dsn, fail, 1)
     made(dsn, subscribe, "mail.thank")
@@ -697,7 +697,7 @@ BAD: list[tuple[object, ...]] = [
 
 
 def test_bad_arguments_change_nothing(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """S5, S9, OPS-1: a clear error in two lines, exit code 2, and not even a line in the audit."""
+    """A clear error in two lines, exit code 2, and not even a line in the audit (S5, S9, OPS-1)."""
     made(dsn, subscribe)
     made(dsn, fail, 3)
     before = snapshot(db)

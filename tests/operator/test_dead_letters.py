@@ -46,7 +46,7 @@ FROM generate_series(1, $1::int) n
 async def test_ten_thousand_failures_of_seven_causes_are_seven_groups(
     conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """DLQ-1, DLQ-5, OBS-4: in under a second, with a million delivered rows beside them."""
+    """In under a second, with a million delivered rows beside them (DLQ-1, DLQ-5, OBS-4)."""
     ids = await fail_with(conn, [CAUSES[n % 7](n) for n in range(5_000)])
     await conn.execute("SET session_replication_role = replica")
     await conn.execute(DELIVERED, 1_000_000)
@@ -75,7 +75,7 @@ async def test_ten_thousand_failures_of_seven_causes_are_seven_groups(
 
 
 async def test_a_worker_stores_the_cause_when_it_fails(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-5: signatures are written with the failure, not guessed from texts later."""
+    """Signatures are written with the failure, not guessed from texts later (DLQ-5)."""
     registry = HandlerRegistry()
 
     @registry.handler(EVENT, name=HANDLER)
@@ -91,7 +91,7 @@ async def test_a_worker_stores_the_cause_when_it_fails(dsn: str, conn: asyncpg.C
 
 
 async def test_a_group_has_a_note(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-5: what somebody found out is beside the failures, whoever looks next."""
+    """What somebody found out is beside the failures, whoever looks next (DLQ-5)."""
     await fail_with(conn, [CAUSES[n % 2](n) for n in range(4)])
     first, second = (await operator.failed.groups()).groups
     assert await operator.failed.note(first.name, "the old price list; ann looks into it") is True
@@ -109,7 +109,7 @@ async def test_a_group_has_a_note(conn: asyncpg.Connection, operator: Operator) 
 async def test_counts_end_at_their_limit(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9: a flood of failures does not become a flood of reads."""
+    """A flood of failures does not become a flood of reads (S9)."""
     await fail(conn, 30)
     monkeypatch.setattr(statements, "MOST", 20)
     found = await operator.failed.groups()
@@ -120,7 +120,7 @@ async def test_counts_end_at_their_limit(
 
 
 async def test_every_field_of_a_selection_selects(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: and all that are given have to match."""
+    """And all that are given have to match (DLQ-4)."""
     await fail(conn, 3)
     await fail(conn, 2, handler="mail.thank", event_type="order.paid", generation=4)
     await conn.execute("UPDATE core.outbox SET source = 'bank' WHERE handler_name = 'mail.thank'")
@@ -149,7 +149,7 @@ async def test_every_field_of_a_selection_selects(conn: asyncpg.Connection, oper
 
 
 async def test_pages_follow_each_other(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-1: nothing twice and nothing left out, whatever shares a moment."""
+    """Nothing twice and nothing left out, whatever shares a moment (OPS-1)."""
     ids = await fail(conn, 25)
     await conn.execute("UPDATE core.outbox SET failed_at = date_trunc('second', failed_at)")
     seen: list[UUID] = []
@@ -172,7 +172,7 @@ async def test_an_export_has_payloads_only_if_asked(conn: asyncpg.Connection, op
 
 
 async def test_everything_about_one_event(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-3, OPS-2: cycles, attempts, error, siblings, who handled it, and what operators did."""
+    """Cycles, attempts, error, siblings, who handled it, and what operators did (DLQ-3, OPS-2)."""
     registry = HandlerRegistry()
     broken = True
 
@@ -237,7 +237,7 @@ async def test_open_events_are_listed(conn: asyncpg.Connection, operator: Operat
 async def test_open_events_are_found_by_the_handler_they_are_owed_to(
     conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """OPS-1, LSN-7: also before a worker has claimed them, by the subscriptions of the handler."""
+    """Also before a worker has claimed them, by the subscriptions of the handler (OPS-1, LSN-7)."""
     placed = await publish_many(conn, EVENT, 2)
     await publish_many(conn, "user.left", 1)
     await subscribe(conn, HANDLER, "order.*")
@@ -259,7 +259,7 @@ async def test_open_events_are_found_by_the_handler_they_are_owed_to(
 
 
 async def test_an_event_is_cancelled(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-11, S17: once; what is settled stays."""
+    """Once; what is settled stays (LSN-11, S17)."""
     (event_id,) = await publish_many(conn, EVENT, 1)
     assert (await operator.events.cancel(event_id, dry_run=True)).moved == [event_id]
     assert (await row(conn, event_id))["status"] == "pending"
@@ -289,7 +289,7 @@ SELECT * FROM core.outbox_split($1, 'outbox_default', 0, ARRAY[$2::text], '{1}',
 
 
 async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-7, LSN-11: for every handler that has not handled it; a delivery's id stands for that one alone."""
+    """For every handler that has not handled it; a delivery's id stands for that one alone (LSN-7, LSN-11)."""
     event_id = await split(conn, HANDLER, "ledger.book", "mail.thank")
     rows = {name: each["id"] for name, each in (await siblings(conn, event_id)).items()}
     assert (await operator.events.cancel(rows["mail.thank"])).moved == [rows["mail.thank"]]
@@ -302,7 +302,7 @@ async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.
 
 
 async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4, OBX-5: retention takes the row that was split before the deliveries that failed."""
+    """Retention takes the row that was split before the deliveries that failed (DLQ-4, OBX-5)."""
     event_id = await split(conn, HANDLER, "mail.thank")
     open_id, dead = [each["id"] for _, each in sorted((await siblings(conn, event_id)).items(), reverse=True)]
     await conn.execute("DELETE FROM core.outbox WHERE id = $1", event_id)
@@ -322,7 +322,7 @@ async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Co
 
 
 async def test_a_discard_can_be_taken_back(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4, OBX-5: it says until when, which is the grace of the row's retention policy."""
+    """It says until when, which is the grace of the row's retention policy (DLQ-4, OBX-5)."""
     ids = await fail(conn, 3)
     dry = await operator.failed.discard(ids, dry_run=True)
     assert (dry.count, dry.dry_run) == (3, True)
@@ -344,7 +344,7 @@ async def test_a_discard_can_be_taken_back(conn: asyncpg.Connection, operator: O
 
 
 async def test_what_lost_its_payload_cannot_be_restored(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OBX-5: there would be nothing to hand to a handler."""
+    """There would be nothing to hand to a handler (OBX-5)."""
     (id,) = await fail(conn)
     await operator.failed.discard([id])
     await conn.execute("UPDATE core.outbox SET payload = NULL")
@@ -358,7 +358,7 @@ async def test_what_lost_its_payload_cannot_be_restored(conn: asyncpg.Connection
 async def test_a_corrected_event_takes_the_place_of_a_dead_letter(
     dsn: str, conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """DLQ-4: a new, linked event for the handler that failed; its siblings are left in peace."""
+    """A new, linked event for the handler that failed; its siblings are left in peace (DLQ-4)."""
     registry = HandlerRegistry()
     handled: list[tuple[str, object]] = []
 
@@ -408,7 +408,7 @@ async def test_a_payload_that_cannot_be_stored_changes_nothing(
 
 
 async def test_an_operator_has_no_other_rights(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """OBX-2: every verb works with the rights of holdfast_operator alone."""
+    """Every verb works with the rights of holdfast_operator alone (OBX-2)."""
     await subscribe(conn)
     ids = await fail(conn, 4)
     await driver_of(operator).execute("SET ROLE holdfast_operator")

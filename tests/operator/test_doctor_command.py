@@ -1,4 +1,4 @@
-"""OPS-1, OBX-3: the command: exit codes, one JSON document, lines for people, and the page about it."""
+"""The command: exit codes, one JSON document, lines for people, and the page about it (OPS-1, OBX-3)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def execute(dsn: str, *statements: str) -> None:
 
 
 def test_a_clean_installation_exits_0(here: Run) -> None:
-    """OBX-3: two lines, and nothing to do."""
+    """Two lines, and nothing to do (OBX-3)."""
     code, out, err = here("doctor")
     assert (code, err) == (0, "")
     first, last = out.splitlines()
@@ -58,7 +58,7 @@ def test_a_clean_installation_exits_0(here: Run) -> None:
 
 
 def test_a_problem_exits_1(here: Run, dsn: str) -> None:
-    """OBX-3: grouped by how bad they are, each with its code, its evidence and what to try."""
+    """Grouped by how bad they are, each with its code, its evidence and what to try (OBX-3)."""
     execute(
         dsn,
         "ALTER TABLE core.plans DROP CONSTRAINT plans_state",
@@ -84,7 +84,7 @@ def test_a_problem_exits_1(here: Run, dsn: str) -> None:
 
 
 def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:
-    """OPS-1: 1 means that something is a problem."""
+    """1 means that something is a problem (OPS-1)."""
     execute(dsn, "GRANT SELECT ON core.outbox TO pg_monitor", "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
     code, out, _ = here("doctor")
     assert code == 0
@@ -92,7 +92,7 @@ def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:
 
 
 def test_json_is_one_document(here: Run, dsn: str) -> None:
-    """OPS-1: the same for programs."""
+    """The same for programs (OPS-1)."""
     execute(dsn, "ALTER TABLE core.outbox ADD COLUMN note text")
     code, out, err = here("doctor", "--json")
     assert (code, err) == (1, "")
@@ -129,7 +129,7 @@ def test_json_of_a_clean_installation(here: Run) -> None:
 
 
 def test_only_one_part(here: Run, dsn: str) -> None:
-    """OPS-1: a deployment compares the schema before its workers are up; a monitor looks at the rest."""
+    """A deployment compares the schema before its workers are up; a monitor looks at the rest (OPS-1)."""
     execute(
         dsn,
         "ALTER TABLE core.outbox ADD COLUMN note text",
@@ -142,7 +142,7 @@ def test_only_one_part(here: Run, dsn: str) -> None:
 
 
 def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBX-3: a deployment must not go on because the comparison took too long."""
+    """A deployment must not go on because the comparison took too long (OBX-3)."""
 
     async def too_slow(*_: object) -> NoReturn:
         raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
@@ -157,7 +157,7 @@ def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.Mo
 
 
 def test_health_that_was_not_looked_at_exits_1(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-5: `holdfast doctor && echo fine` must not say fine when nobody has looked."""
+    """`holdfast doctor && echo fine` must not say fine when nobody has looked (OPS-5)."""
 
     async def too_slow(*_: object) -> object:
         raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
@@ -171,7 +171,7 @@ def test_health_that_was_not_looked_at_exits_1(here: Run, monkeypatch: pytest.Mo
 
 
 def test_a_lock_that_a_look_has_waited_for_exits_1(here: Run, dsn: str) -> None:
-    """OPS-5: claims wait for it too, and the session that holds it is named."""
+    """Claims wait for it too, and the session that holds it is named (OPS-5)."""
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE core.workers IN ACCESS EXCLUSIVE MODE")
         code, out, _ = here("doctor", "--only", "health", "--json")
@@ -182,7 +182,7 @@ def test_a_lock_that_a_look_has_waited_for_exits_1(here: Run, dsn: str) -> None:
 
 
 def test_names_cannot_move_the_cursor(here: Run, dsn: str) -> None:
-    """S22: whoever may create a table chooses its name."""
+    """Whoever may create a table chooses its name (S22)."""
     execute(dsn, 'CREATE TABLE core."x\x1b[31m\nall 99 checks passed" (id int)')
     code, out, _ = here("doctor")
     assert code == 1
@@ -190,7 +190,7 @@ def test_names_cannot_move_the_cursor(here: Run, dsn: str) -> None:
 
 
 def test_every_check_is_listed(holdfast: Run) -> None:
-    """OBX-3: without a database."""
+    """Without a database (OBX-3)."""
     code, out, _ = holdfast("doctor", "--list")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
@@ -210,7 +210,7 @@ def test_every_check_is_listed(holdfast: Run) -> None:
     ],
 )
 def test_bad_arguments_exit_2(holdfast: Run, arguments: tuple[str, ...], words: str) -> None:
-    """OPS-1: and nothing is looked at."""
+    """And nothing is looked at (OPS-1)."""
     code, out, err = holdfast(*arguments)
     assert (code, out) == (2, "")
     assert words in err and "Traceback" not in err
@@ -226,7 +226,7 @@ def test_a_server_that_is_not_there_exits_1(holdfast: Run) -> None:
 
 
 def test_names_and_codes_are_fit_for_programs() -> None:
-    """OBX-3: kebab-case, one check for each name, one check for each code."""
+    """Kebab-case, one check for each name, one check for each code (OBX-3)."""
     names = [check.name for check in doctor.CHECKS]
     codes = [code for check in doctor.CHECKS for code in check.codes]
     for words in (names, codes):
@@ -235,7 +235,7 @@ def test_names_and_codes_are_fit_for_programs() -> None:
 
 
 def test_the_page_names_every_check_and_every_code() -> None:
-    """OBX-3: and none that is gone."""
+    """And none that is gone (OBX-3)."""
     page = sections(read("docs/doctor.md"))
     rows: list[list[str]] = [row for title in ("Drift", "Health") for row in table(page[title])]
     documented: dict[str, Any] = {row[0].strip("`"): re.findall(r"`([a-z-]+)`", row[2]) for row in rows}

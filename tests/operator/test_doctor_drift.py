@@ -1,4 +1,4 @@
-"""OBX-3: each drift introduced by hand, one at a time, is named, and its remedy puts it right."""
+"""Each drift introduced by hand, one at a time, is named, and its remedy puts it right (OBX-3)."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def roles_as_before(dsn: str) -> Iterator[None]:
 async def test_a_drift_is_named_and_remedied(
     conn: asyncpg.Connection, dsn: str, drift: Drift, request: pytest.FixtureRequest
 ) -> None:
-    """OBX-3: nothing before; then the code, the object and what to do; nothing again once that is done."""
+    """Nothing before; then the code, the object and what to do; nothing again once that is done (OBX-3)."""
     if drift.code.startswith("role-"):
         request.getfixturevalue("roles_as_before")
     assert await found(conn) == ()
@@ -369,7 +369,7 @@ async def test_a_drift_is_named_and_remedied(
 
 
 async def test_a_remedy_does_not_wait_in_front_of_delivery(conn: asyncpg.Connection, dsn: str) -> None:
-    """OBX-3, OPS-5: behind an idle transaction it gives up, so that claims and producers need not queue behind it."""
+    """Behind an idle transaction it gives up, so that claims and producers need not queue behind it (OBX-3, OPS-5)."""
     await conn.execute("ALTER TABLE core.outbox ADD COLUMN note text")
     (finding,) = await found(conn)
     idle = await asyncpg.connect(dsn)
@@ -387,7 +387,7 @@ async def test_a_remedy_does_not_wait_in_front_of_delivery(conn: asyncpg.Connect
 async def test_a_remedy_says_who_runs_it_and_where(
     conn: asyncpg.Connection, drift: Drift, request: pytest.FixtureRequest
 ) -> None:
-    """OPS-5: the owner's statements need no word; those of an administrator do, and so does a command among SQL."""
+    """The owner's statements need no word; those of an administrator do, and so does a command among SQL (OPS-5)."""
     if drift.code.startswith("role-"):
         request.getfixturevalue("roles_as_before")
     for statement in split(drift.sql):
@@ -397,7 +397,7 @@ async def test_a_remedy_says_who_runs_it_and_where(
 
 
 async def test_several_drifts_are_all_named(conn: asyncpg.Connection) -> None:
-    """OBX-3: one does not hide another."""
+    """One does not hide another (OBX-3)."""
     await conn.execute("ALTER TABLE core.outbox ADD COLUMN note text")
     await conn.execute("DROP INDEX core.outbox_lane")
     await conn.execute("ALTER FUNCTION core.subscriptions_read() SECURITY INVOKER")
@@ -407,19 +407,19 @@ async def test_several_drifts_are_all_named(conn: asyncpg.Connection) -> None:
 
 
 async def test_a_missing_table_is_one_finding(conn: asyncpg.Connection) -> None:
-    """OBX-3: its columns, constraints, indexes and grants are missing with it, which needs no saying."""
+    """Its columns, constraints, indexes and grants are missing with it, which needs no saying (OBX-3)."""
     await conn.execute("DROP TABLE core.event_handled")
     assert [(f.code, f.object) for f in await found(conn)] == [("table-missing", "core.event_handled")]
 
 
 async def test_the_archive_of_dead_letters_is_examined_on_its_own(conn: asyncpg.Connection) -> None:
-    """DLQ-2, D7: a column that is missing there is named before a worker meets it."""
+    """A column that is missing there is named before a worker meets it (DLQ-2, D7)."""
     await conn.execute("ALTER TABLE core.archive DROP COLUMN last_exception")
     assert [(f.code, f.object) for f in await found(conn)] == [("column-missing", "core.archive.last_exception")]
 
 
 async def test_a_database_without_holdfast(empty_dsn: str) -> None:
-    """OBX-3: one problem that says what to do, and no error."""
+    """One problem that says what to do, and no error (OBX-3)."""
     connection = await asyncpg.connect(empty_dsn)
     try:
         report = await doctor.examine(connection)
@@ -462,7 +462,7 @@ async def test_a_schema_that_is_behind(
 
 
 async def test_a_schema_of_an_earlier_release(conn: asyncpg.Connection, follow_release: Callable[[int], None]) -> None:
-    """OPS-5: what it lacks is one thing, with one remedy, and no text of the server for each statement."""
+    """What it lacks is one thing, with one remedy, and no text of the server for each statement (OPS-5)."""
     follow_release(load().terms.schema.provides + 1)
     await conn.execute("DROP TABLE core.broker_reports; DROP FUNCTION core.rollup_lag CASCADE; DROP TABLE core.workers")
     report = await doctor.examine(conn)
@@ -477,14 +477,14 @@ async def test_a_schema_of_an_earlier_release(conn: asyncpg.Connection, follow_r
 
 
 async def test_the_settings_of_the_bell_are_no_drift(conn: asyncpg.Connection, dsn: str) -> None:
-    """OBX-3: how it is set is the operator's choice."""
+    """How it is set is the operator's choice (OBX-3)."""
     for mode in ("always", "never", "when_idle"):
         await wakeup_mode.set_mode(dsn, mode)  # type: ignore[arg-type]
         assert await found(conn) == ()
 
 
 async def test_a_role_that_is_gone(own_dsn: str) -> None:
-    """OBX-3, S3: on a server of its own, because roles belong to all databases."""
+    """On a server of its own, because roles belong to all databases (OBX-3, S3)."""
     connection = await asyncpg.connect(own_dsn)
     try:
         await connection.execute("DROP OWNED BY holdfast_producer; DROP ROLE holdfast_producer")
@@ -499,7 +499,7 @@ async def test_a_role_that_is_gone(own_dsn: str) -> None:
 
 
 def test_every_kind_of_drift_has_a_case() -> None:
-    """OBX-3: at least 25 kinds; a new one needs a drift that shows it."""
+    """At least 25 kinds; a new one needs a drift that shows it (OBX-3)."""
     known = {code_of(kind, flaw) for kind, flaws in FLAWS.items() for flaw in flaws}
     shown = {drift.code for drift in DRIFTS} | {"role-missing"}
     # Every sequence of the release is the identity of a column.
@@ -508,7 +508,7 @@ def test_every_kind_of_drift_has_a_case() -> None:
 
 
 def test_every_difference_has_words() -> None:
-    """OBX-3: an attribute that sql/doctor.sql describes has a sentence for when it differs."""
+    """An attribute that sql/doctor.sql describes has a sentence for when it differs (OBX-3)."""
     parts = {"name", "relation"}
     for kind, objects in shipped()["objects"].items():
         attributes = {attribute for each in objects.values() for attribute in each} - parts

@@ -48,7 +48,7 @@ def written(release: str, objects: Description) -> str:
 async def test_the_description_is_that_of_a_fresh_database(
     conn: asyncpg.Connection, postgres_server: SessionServer
 ) -> None:
-    """OBX-3: every kind, every object, every attribute, on each supported Postgres."""
+    """Every kind, every object, every attribute, on each supported Postgres (OBX-3)."""
     live = await describe(conn, Queries())
     if os.environ.get(UPDATE) and postgres_server.major == SUPPORTED_MAJORS[0]:
         FILE.write_text(written(stamp(load()), live.objects), encoding="utf-8")
@@ -67,7 +67,7 @@ async def test_the_description_is_that_of_a_fresh_database(
 
 
 def test_the_description_knows_what_matters() -> None:
-    """OBX-3: were the statements to find nothing, the comparison would be empty."""
+    """Were the statements to find nothing, the comparison would be empty (OBX-3)."""
     objects = Expected("core").objects
     assert {"outbox", "event_handled", "subscriptions", "migrations", "workers"} <= set(objects["table"])
     assert "fillfactor=50" in objects["table"]["outbox"]["options"]
@@ -86,14 +86,14 @@ def test_the_description_knows_what_matters() -> None:
 
 
 def test_the_text_of_every_function_is_in_the_release() -> None:
-    """OBX-1: or it could not be rendered for another schema, and would never match there."""
+    """Or it could not be rendered for another schema, and would never match there (OBX-1)."""
     bodies = expected._bodies(load(), "core")
     functions = Expected("core").objects["function"]
     assert [name for name, function in functions.items() if function["body"] not in bodies] == []
 
 
 def test_every_function_of_a_migration_can_be_made_again() -> None:
-    """OBX-3: the remedy for a changed function is its own text, unless `migrate apply` replaces it anyway."""
+    """The remedy for a changed function is its own text, unless `migrate apply` replaces it anyway (OBX-3)."""
     here = Expected("acme")
     names = {name.partition("(")[0] for name in here.objects["function"]}
     made = {name for name in names if not here.is_replaced(name)}
@@ -104,7 +104,7 @@ def test_every_function_of_a_migration_can_be_made_again() -> None:
 
 @pytest.mark.parametrize("schema", ["hf_other", "user", "new", "outbox"])
 async def test_another_name_of_the_schema_changes_nothing(empty_dsn: str, schema: str) -> None:
-    """OBX-1: also one that is a reserved word, or the name of something else."""
+    """Also one that is a reserved word, or the name of something else (OBX-1)."""
     await migrate.apply(empty_dsn, schema=schema)
     connection = await asyncpg.connect(empty_dsn)
     try:
@@ -125,7 +125,7 @@ async def test_another_name_of_the_schema_changes_nothing(empty_dsn: str, schema
 
 
 async def test_settings_of_the_session_change_nothing(dsn: str) -> None:
-    """C2: definitions are printed in one style, whatever the login or the database prefers."""
+    """Definitions are printed in one style, whatever the login or the database prefers (C2)."""
     odd = {"TimeZone": "Asia/Kathmandu", "DateStyle": "German, DMY", "IntervalStyle": "iso_8601", "search_path": "core"}
     connection = await asyncpg.connect(dsn, server_settings={**odd, "quote_all_identifiers": "on"})
     try:
@@ -137,7 +137,7 @@ async def test_settings_of_the_session_change_nothing(dsn: str) -> None:
 async def test_what_was_restored_from_a_backup_is_the_same(
     dsn: str, empty_dsn: str, postgres_server: SessionServer
 ) -> None:
-    """OBX-3, OPS-4: Postgres prints some definitions otherwise once they were made from what it printed."""
+    """Postgres prints some definitions otherwise once they were made from what it printed (OBX-3, OPS-4)."""
     account = server_account()
     binaries = reachable_copy(postgres_server.binaries, account)
     environment = {**os.environ, "PGOPTIONS": "-c client_min_messages=warning"}
@@ -157,6 +157,6 @@ async def test_what_was_restored_from_a_backup_is_the_same(
 
 
 def test_the_description_is_part_of_the_package() -> None:
-    """OBX-3: an installed command finds it beside the code."""
+    """An installed command finds it beside the code (OBX-3)."""
     assert FILE.parent == Path(importlib.import_module("holdfast.postgres.doctor").__file__ or "").parent
     assert shipped()["objects"]

@@ -1,4 +1,5 @@
-"""OPS-5: what is in the way of delivery, each provoked for real, named with its evidence, and gone after its remedy."""
+"""What is in the way of delivery, each provoked for real, named with its evidence, and gone after its remedy
+(OPS-5)."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ async def follow(connection: asyncpg.Connection, finding: Finding) -> None:
 
 
 async def test_a_healthy_installation_has_no_findings(conn: asyncpg.Connection) -> None:
-    """OPS-5: nothing is found where nothing is wrong."""
+    """Nothing is found where nothing is wrong (OPS-5)."""
     report = await doctor.examine(conn)
     assert report.findings == ()
     assert report.passed == report.checks
@@ -104,7 +105,7 @@ async def snapshot(dsn: str, name: str = "nightly report") -> AsyncIterator[asyn
 
 
 async def test_a_session_that_holds_the_horizon(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5, B16: pid, application, login and age; ended by the remedy."""
+    """Pid, application, login and age; ended by the remedy (OPS-5, B16)."""
     async with snapshot(dsn) as holder:
         assert codes(await look(conn)) == [], "five minutes are allowed"
         finding = only(await look(conn, held_for=NOW), "horizon-session")
@@ -121,7 +122,7 @@ async def test_a_session_that_holds_the_horizon(conn: asyncpg.Connection, dsn: s
 
 
 async def test_sessions_that_are_not_named_are_counted(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: of many that hold the horizon the oldest twenty are named, and the others counted."""
+    """Of many that hold the horizon the oldest twenty are named, and the others counted (OPS-5)."""
     async with AsyncExitStack() as stack:
         for number in range(23):
             await stack.enter_async_context(snapshot(dsn, f"report {number}"))
@@ -133,7 +134,7 @@ async def test_sessions_that_are_not_named_are_counted(conn: asyncpg.Connection,
 
 
 async def test_how_long_decides_how_bad_it_is(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: a warning, and a problem at ten times as much."""
+    """A warning, and a problem at ten times as much (OPS-5)."""
     async with snapshot(dsn):
         began = time.monotonic()
         await asyncio.sleep(0.3)
@@ -144,7 +145,7 @@ async def test_how_long_decides_how_bad_it_is(conn: asyncpg.Connection, dsn: str
 
 
 async def test_an_idle_transaction_without_a_snapshot_holds_nothing(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: what is harmless is not reported."""
+    """What is harmless is not reported (OPS-5)."""
     other = await asyncpg.connect(dsn)
     try:
         await other.execute("BEGIN; SELECT 1")
@@ -180,7 +181,7 @@ async def shop(shop_dsn: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def test_a_prepared_transaction(shop: asyncpg.Connection, shop_dsn: str) -> None:
-    """OPS-5: named as it has to be written to end it."""
+    """Named as it has to be written to end it (OPS-5)."""
     await shop.execute("CREATE TABLE ledger (id int)")
     other = await asyncpg.connect(shop_dsn)
     await other.execute("BEGIN; INSERT INTO ledger VALUES (1)")
@@ -201,7 +202,7 @@ async def test_a_prepared_transaction(shop: asyncpg.Connection, shop_dsn: str) -
     ],
 )
 async def test_a_replication_slot_that_nobody_reads(shop: asyncpg.Connection, create: str, holds: str) -> None:
-    """OPS-5: of either kind."""
+    """Of either kind (OPS-5)."""
     await shop.execute(f"SELECT {create}")
     finding = only(await look(shop), "horizon-slot")
     assert holds in finding.what and "it has no consumer" in finding.what
@@ -210,7 +211,7 @@ async def test_a_replication_slot_that_nobody_reads(shop: asyncpg.Connection, cr
 
 
 async def test_a_logical_slot_holds_the_horizon_of_the_catalogs(shop: asyncpg.Connection) -> None:
-    """OPS-5: its age is counted in transactions."""
+    """Its age is counted in transactions (OPS-5)."""
     await shop.execute("SELECT pg_create_logical_replication_slot('gone', 'pgoutput')")
     try:
         for _ in range(30):
@@ -263,7 +264,7 @@ def standby_of(server: EmbeddedPostgres, major: SessionServer) -> Iterator[str]:
 async def test_a_query_on_a_standby(
     shop: asyncpg.Connection, workshop: EmbeddedPostgres, postgres_server: SessionServer
 ) -> None:
-    """OPS-5: hot_standby_feedback makes it hold the horizon of the primary."""
+    """hot_standby_feedback makes it hold the horizon of the primary (OPS-5)."""
     with standby_of(workshop, postgres_server) as dsn:
 
         async def reader() -> asyncpg.Connection | None:
@@ -292,7 +293,7 @@ async def test_a_query_on_a_standby(
 
 
 async def test_dead_rows(conn: asyncpg.Connection) -> None:
-    """OPS-5: where autovacuum does not come, and until somebody vacuums."""
+    """Where autovacuum does not come, and until somebody vacuums (OPS-5)."""
     await conn.execute("ALTER TABLE core.outbox SET (autovacuum_enabled = off)")
     await conn.execute(
         "INSERT INTO core.outbox (event_type, source, payload) "
@@ -307,7 +308,7 @@ async def test_dead_rows(conn: asyncpg.Connection) -> None:
 
 
 async def test_updates_that_are_not_heap_only(conn: asyncpg.Connection) -> None:
-    """OPS-5: an index on what every claim changes."""
+    """An index on what every claim changes (OPS-5)."""
     await conn.execute("ALTER TABLE core.outbox SET (autovacuum_enabled = off)")
     await conn.execute(
         "INSERT INTO core.outbox (event_type, source, payload, available_at) "
@@ -328,7 +329,7 @@ async def test_updates_that_are_not_heap_only(conn: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("setting", ["autovacuum", "track_counts"])
 async def test_a_server_that_does_not_vacuum(shop: asyncpg.Connection, setting: str) -> None:
-    """OPS-5: either setting stops it."""
+    """Either setting stops it (OPS-5)."""
 
     async def is_set(value: str) -> Callable[[], Awaitable[bool]]:
         async def read() -> bool:
@@ -355,7 +356,7 @@ async def test_a_server_that_does_not_vacuum(shop: asyncpg.Connection, setting: 
 
 @pytest.mark.timeout(180)
 async def test_transaction_numbers_that_run_out(postgres_server: SessionServer) -> None:
-    """OPS-5: a held snapshot keeps autovacuum from freezing what is far too old."""
+    """A held snapshot keeps autovacuum from freezing what is far too old (OPS-5)."""
     settings = {"fsync": "off", "synchronous_commit": "off", "autovacuum_freeze_max_age": "100000"}
     with EmbeddedPostgres(binaries=postgres_server.binaries, settings=settings) as server:
         dsn = server.create_database("shop")
@@ -375,7 +376,7 @@ async def test_transaction_numbers_that_run_out(postgres_server: SessionServer) 
 
 
 async def test_an_index_that_a_failed_build_left_behind(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: CREATE INDEX CONCURRENTLY that was cancelled; the remedy builds it."""
+    """CREATE INDEX CONCURRENTLY that was cancelled; the remedy builds it (OPS-5)."""
     definition = await conn.fetchval("SELECT pg_get_indexdef('core.outbox_dlq'::regclass)")
     await conn.execute("DROP INDEX core.outbox_dlq")
     async with snapshot(dsn) as holder:
@@ -395,7 +396,7 @@ async def test_an_index_that_a_failed_build_left_behind(conn: asyncpg.Connection
 
 @pytest.mark.parametrize("mode", ["always", "never"])
 async def test_the_bell(conn: asyncpg.Connection, dsn: str, mode: wakeup_mode.Mode) -> None:
-    """OPS-5: either is somebody's choice, and worth a note."""
+    """Either is somebody's choice, and worth a note (OPS-5)."""
     await wakeup_mode.set_mode(dsn, mode)
     report = await look(conn)
     finding = only(report, f"wakeup-{mode}")
@@ -414,7 +415,7 @@ async def living(
 
 
 async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
-    """LSN-2, OPS-5: a living worker without a listening connection only polls."""
+    """A living worker without a listening connection only polls (LSN-2, OPS-5)."""
     await living(outbox)
     (worker,) = await outbox.connection.fetchrow("SELECT id FROM core.workers")
     claiming = await asyncpg.connect(dsn, server_settings={"application_name": f"holdfast claim {worker}"})
@@ -431,7 +432,7 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
 
 
 async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> None:
-    """LSN-2, OPS-5: a worker that cannot connect is not one behind a pooler; and one that is gone is named."""
+    """A worker that cannot connect is not one behind a pooler; and one that is gone is named (LSN-2, OPS-5)."""
     await living(outbox)
     (worker,) = await outbox.connection.fetchrow("SELECT id FROM core.workers")
     await outbox.connection.execute("UPDATE core.workers SET heartbeat_at = heartbeat_at - interval '30 seconds'")
@@ -452,7 +453,7 @@ async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> N
 
 
 async def test_what_blocks_delivery_is_the_root_of_the_chain(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: a worker waits for a statement that waits for an idle transaction; that one is named, and ended."""
+    """A worker waits for a statement that waits for an idle transaction; that one is named, and ended (OPS-5)."""
     claim = f"holdfast claim {uuid.uuid4()}"
     async with AsyncExitStack() as sessions:
 
@@ -491,7 +492,7 @@ async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn:
 
 
 async def test_through_a_transaction_pooler(pooled_dsn: str) -> None:
-    """OBX-7, OPS-5: it says so, and everything else can be looked at all the same."""
+    """It says so, and everything else can be looked at all the same (OBX-7, OPS-5)."""
     address = Address(pooled_dsn)
     await address.probe()
     connection = await asyncpg.connect(pooled_dsn, statement_cache_size=0)
@@ -506,7 +507,7 @@ async def test_through_a_transaction_pooler(pooled_dsn: str) -> None:
 async def test_a_notification_queue_that_fills_up(
     shop: asyncpg.Connection, shop_dsn: str, postgres_server: SessionServer
 ) -> None:
-    """OPS-5, OBS-3: a session that listens and never reads."""
+    """A session that listens and never reads (OPS-5, OBS-3)."""
     # Before Postgres 17 the queue takes gigabytes.
     limits = {} if postgres_server.major >= 17 else {"queue_usage": 1e-6}
     sleeper = await asyncpg.connect(shop_dsn)
@@ -530,7 +531,7 @@ async def test_a_notification_queue_that_fills_up(
 
 
 async def test_commits_that_wait_for_the_lock_of_notify(own_server: EmbeddedPostgres, own_dsn: str) -> None:
-    """OPS-5, B17: one commit is held up by a standby that does not answer, and holds up the others."""
+    """One commit is held up by a standby that does not answer, and holds up the others (OPS-5, B17)."""
     await wakeup_mode.set_mode(own_dsn, "always")
     producers = [await connect(own_dsn) for _ in range(3)]
     conn = await asyncpg.connect(own_dsn)
@@ -562,7 +563,7 @@ async def test_commits_that_wait_for_the_lock_of_notify(own_server: EmbeddedPost
 
 
 async def test_an_unserved_generation(outbox: Outbox) -> None:
-    """GEN-2, OPS-5: open rows of a generation that nobody has."""
+    """Open rows of a generation that nobody has (GEN-2, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert(generation=3, channel="outbox_gen_3")
     finding = only(await look(outbox.connection), "generation-unserved")
@@ -583,7 +584,7 @@ async def bell_is_heard(outbox: Outbox, **worker: Any) -> None:
 
 
 async def test_what_is_not_due_yet_is_only_a_warning(outbox: Outbox) -> None:
-    """OPS-5: there is time left to start a worker."""
+    """There is time left to start a worker (OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert(available_at=datetime.now(UTC) + timedelta(hours=1))
     finding = only(await look(outbox.connection), "generation-unserved")
@@ -591,7 +592,7 @@ async def test_what_is_not_due_yet_is_only_a_warning(outbox: Outbox) -> None:
 
 
 async def test_a_channel_that_nobody_serves(outbox: Outbox) -> None:
-    """OBX-4, OPS-5: the generation has workers, the channel has none."""
+    """The generation has workers, the channel has none (OBX-4, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert(channel="cold")
     await living(outbox, handlers=(HANDLER,))
@@ -601,7 +602,7 @@ async def test_a_channel_that_nobody_serves(outbox: Outbox) -> None:
 
 
 async def test_a_handler_that_nobody_has(outbox: Outbox) -> None:
-    """LSN-7, OPS-5: its events are owed, running or not."""
+    """Its events are owed, running or not (LSN-7, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert()
     await living(outbox, handlers=("mail.thank",))
@@ -622,7 +623,7 @@ async def remedied(outbox: Outbox, dsn: str, finding: Finding) -> None:
 
 @pytest.mark.newcomer
 async def test_the_remedy_of_a_handler_that_is_gone_cures(outbox: Outbox, dsn: str) -> None:
-    """LSN-7, OPS-5: what was split, what was not, and nothing else; then the doctor has no complaint left."""
+    """What was split, what was not, and nothing else; then the doctor has no complaint left (LSN-7, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT, "order.other")
     await outbox.subscribe("mail.thank", EVENT)
     split = await outbox.insert()
@@ -651,7 +652,7 @@ async def test_the_remedy_of_an_event_that_nobody_wants_cures(outbox: Outbox, ds
 
 
 async def test_an_event_that_nobody_wants(outbox: Outbox) -> None:
-    """D6, LSN-7, OPS-5: it waits, visible as unrouted."""
+    """It waits, visible as unrouted (D6, LSN-7, OPS-5)."""
     await outbox.insert(event_type="order.lost", target="billing")
     await living(outbox, handlers=(HANDLER,))
     finding = only(await look(outbox.connection), "event-unrouted")
@@ -662,7 +663,7 @@ async def test_an_event_that_nobody_wants(outbox: Outbox) -> None:
 
 @pytest.mark.abandons_leases("nobody claims it again")
 async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
-    """P8, OPS-5: nobody takes the event again."""
+    """Nobody takes the event again (P8, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.held()
     await living(outbox, handlers=(HANDLER,))
@@ -674,7 +675,7 @@ async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
 
 @pytest.mark.abandons_leases("its handler never ends")
 async def test_handlers_that_overran_keep_the_slots_of_their_worker(outbox: Outbox) -> None:
-    """P8, OPS-5: the worker lives, so another one is not what is missing."""
+    """The worker lives, so another one is not what is missing (P8, OPS-5)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.held()
     await living(outbox, handlers=(HANDLER,))
@@ -690,7 +691,7 @@ async def test_handlers_that_overran_keep_the_slots_of_their_worker(outbox: Outb
 
 @pytest.mark.parametrize("table", ["subscriptions_version", "sweeps"])
 async def test_a_table_without_its_only_row(conn: asyncpg.Connection, table: str) -> None:
-    """LSN-7, OBX-5, OPS-5: every claim would come back empty, or nothing be swept."""
+    """Every claim would come back empty, or nothing be swept (LSN-7, OBX-5, OPS-5)."""
     await conn.execute(f"DELETE FROM core.{table}")
     finding = only(await look(conn), "row-lost")
     assert finding.severity == "problem" and f"core.{table}" in finding.what
@@ -700,7 +701,7 @@ async def test_a_table_without_its_only_row(conn: asyncpg.Connection, table: str
 
 @pytest.mark.parametrize(("shift", "words"), [(60.0, "60.0 s behind"), (-60.0, "60.0 s ahead"), (0.5, "")])
 async def test_clocks_that_differ(conn: asyncpg.Connection, shift: float, words: str) -> None:
-    """C1, OPS-5: this machine's clock against the database's, allowing for the way there."""
+    """This machine's clock against the database's, allowing for the way there (C1, OPS-5)."""
     report = await doctor.examine(conn, only="health", clock=lambda: time.time() + shift)
     assert [words in finding.evidence for finding in report.findings] == ([True] if words else [])
 
@@ -709,7 +710,7 @@ async def test_clocks_that_differ(conn: asyncpg.Connection, shift: float, words:
 
 
 async def test_a_schema_that_is_being_changed(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: it waits two seconds for a lock, not for ever, says what it did not see, and who is in the way."""
+    """It waits two seconds for a lock, not for ever, says what it did not see, and who is in the way (OPS-5)."""
     other = await asyncpg.connect(dsn)
     try:
         await other.execute("BEGIN; LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
@@ -730,7 +731,7 @@ async def test_a_schema_that_is_being_changed(conn: asyncpg.Connection, dsn: str
 async def test_a_server_that_is_newer_than_the_release(
     conn: asyncpg.Connection, postgres_server: SessionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBX-3: said once, because its way of printing definitions may look like drift."""
+    """Said once, because its way of printing definitions may look like drift (OBX-3)."""
     monkeypatch.setattr(doctor, "NEWEST_TESTED", postgres_server.major - 1)
     [finding] = (await doctor.examine(conn)).findings
     assert (finding.severity, finding.code) == ("note", "server-untested")
@@ -738,7 +739,7 @@ async def test_a_server_that_is_newer_than_the_release(
 
 
 async def test_a_schema_too_damaged_to_read(conn: asyncpg.Connection) -> None:
-    """OPS-5: what the drift keeps from being looked at is said, and the drift is named beside it."""
+    """What the drift keeps from being looked at is said, and the drift is named beside it (OPS-5)."""
     await conn.execute("DROP TABLE core.workers")
     report = await doctor.examine(conn)
     assert only(report, "table-missing").object == "core.workers"
@@ -746,7 +747,7 @@ async def test_a_schema_too_damaged_to_read(conn: asyncpg.Connection) -> None:
 
 
 async def test_a_connection_that_is_lost_ends_it(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: a report without answers would be none."""
+    """A report without answers would be none (OPS-5)."""
     changer, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     try:
         await changer.execute("BEGIN; LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
@@ -761,7 +762,7 @@ async def test_a_connection_that_is_lost_ends_it(conn: asyncpg.Connection, dsn: 
 
 
 async def test_a_look_beside_many_kept_events_is_cheap(conn: asyncpg.Connection) -> None:
-    """OBS-4, OPS-5: no check reads settled rows."""
+    """No check reads settled rows (OBS-4, OPS-5)."""
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload, status, settled_at, delivered_at, handler_name)
            SELECT 'a.b', 'shop', '{}', 'delivered', now(), now(), 'shop.ship' FROM generate_series(1, 20000)"""

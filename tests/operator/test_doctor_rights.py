@@ -1,4 +1,4 @@
-"""OBX-7, OPS-5: doctor for logins that may do little, and for installations without roles."""
+"""doctor for logins that may do little, and for installations without roles (OBX-7, OPS-5)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def told(report: Report) -> dict[str, str]:
 
 
 async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: Visitor) -> None:
-    """OPS-5: it says what it could not look at, and which grant would help; the schema is compared all the same."""
+    """It says what it could not look at, and which grant would help; the schema is compared all the same (OPS-5)."""
     report = await visitor.examine(dsn)
     spots = told(report)
     assert set(spots) == {MONITOR.format(visitor.name), OPERATE.format(visitor.name)}
@@ -96,7 +96,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
 
 
 async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, visitor: Visitor) -> None:
-    """OBX-3: the catalogs are open to all."""
+    """The catalogs are open to all (OBX-3)."""
     await conn.execute("ALTER TABLE core.plans DROP CONSTRAINT plans_state")
     await conn.execute("GRANT SELECT ON core.outbox TO PUBLIC")
     problems = {finding.code for finding in (await visitor.examine(dsn)).of("problem")}
@@ -104,7 +104,7 @@ async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, v
 
 
 async def test_the_remedies_open_its_eyes(dsn: str, visitor: Visitor) -> None:
-    """OPS-5: an operator with pg_monitor sees everything; a worker does not."""
+    """An operator with pg_monitor sees everything; a worker does not (OPS-5)."""
     visitor.as_admin("GRANT holdfast_worker TO {me}")
     worker = told(await visitor.examine(dsn))
     assert "release" not in ", ".join(worker.values()).split(", "), "every role may read the ledger"
@@ -119,7 +119,7 @@ async def test_the_remedies_open_its_eyes(dsn: str, visitor: Visitor) -> None:
 
 
 async def test_an_installation_without_roles(empty_dsn: str, visitor: Visitor, postgres_server: SessionServer) -> None:
-    """OBX-7: everything belongs to one login; nothing is missing, and no role is asked for."""
+    """Everything belongs to one login; nothing is missing, and no role is asked for (OBX-7)."""
     database = urlsplit(empty_dsn).path.strip("/")
     visitor.as_admin(f"GRANT CREATE ON DATABASE {database} TO {{me}}")
     try:
@@ -142,7 +142,7 @@ async def test_an_installation_without_roles(empty_dsn: str, visitor: Visitor, p
 
 
 async def test_a_schema_that_another_login_owns(empty_dsn: str, visitor: Visitor) -> None:
-    """OBX-7: without roles only the owner sees the events."""
+    """Without roles only the owner sees the events (OBX-7)."""
     async with connected(empty_dsn) as admin:
         await migrate.apply(empty_dsn, roles="never")
         owner = await admin.fetchval("SELECT current_user")

@@ -49,7 +49,7 @@ def verbs(of: object) -> set[str]:
 
 
 def test_every_verb_is_reachable() -> None:
-    """OPS-1: user interfaces need nothing else."""
+    """User interfaces need nothing else (OPS-1)."""
     operator = Operator("postgresql://h/db", actor=ACTOR)
     assert verbs(operator) == {
         "balance", "doctor", "failing", "flow", "metrics", "migrations", "rates", "series", "signals", "status",
@@ -65,7 +65,7 @@ def test_every_verb_is_reachable() -> None:
 async def test_the_example_of_the_docstring_runs(
     dsn: str, conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: and does what it says."""
+    """And does what it says (OPS-1)."""
     await fail(conn, 3)
     example = re.search(r"(?m)(^        async with .*\n(?:^            .*\n)+)", str(Operator.__doc__) + "\n")
     assert example
@@ -79,7 +79,7 @@ async def test_the_example_of_the_docstring_runs(
 
 
 async def test_a_missing_schema_can_be_examined(empty_dsn: str) -> None:
-    """OPS-5: the doctor and the migrations answer; other verbs refuse."""
+    """The doctor and the migrations answer; other verbs refuse (OPS-5)."""
     async with Operator(empty_dsn, actor=ACTOR) as operator:
         assert not (await operator.doctor()).healthy
         assert (await operator.migrations()).database_version == 0
@@ -96,7 +96,7 @@ async def test_a_closed_operator_says_so(dsn: str) -> None:
 
 
 async def test_status_and_wake_up_mode(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: verbs that only the command line had."""
+    """Verbs that only the command line had (OPS-1)."""
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
         assert (await operator.status()).failed == 2

@@ -47,7 +47,7 @@ async def record(outbox: Outbox, scope: str, key: str, body: bytes) -> None:
 
 
 async def test_nothing_is_left_or_it_is_named(outbox: Outbox, ann: Operator) -> None:
-    """T10: outbox, archive, inbox keys, producers' keys, idempotency records; the audit and notes are named."""
+    """Outbox, archive, inbox keys, producers' keys, idempotency records; the audit and notes are named (T10)."""
     domain, other = uuid4(), uuid4()
     await outbox.subscribe(HANDLER, EVENT)
     for whose, trace in ((domain, f"person-{domain}"), (other, f"person-{other}")):
@@ -88,7 +88,7 @@ async def test_nothing_is_left_or_it_is_named(outbox: Outbox, ann: Operator) -> 
 
 @pytest.mark.parametrize("id", [UUID(int=0), UUID(int=2**128 - 1)])
 async def test_the_first_and_the_last_id_are_not_missed(outbox: Outbox, ann: Operator, id: UUID) -> None:
-    """T10: nil and max, which a page by page look could begin after or end before."""
+    """Nil and max, which a page by page look could begin after or end before (T10)."""
     domain = uuid4()
     await outbox.subscribe(HANDLER, EVENT)
     assert await outbox.deliver(await outbox.held(id=id, domain_id=domain, payload={"x": 1})) == []
@@ -98,7 +98,7 @@ async def test_the_first_and_the_last_id_are_not_missed(outbox: Outbox, ann: Ope
 
 
 async def test_records_are_read_page_by_page(outbox: Outbox, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T10: all of them, whatever their order."""
+    """All of them, whatever their order (T10)."""
     monkeypatch.setattr("holdfast.operator.retention._ERASE_AT_ONCE", 3)
     domain = uuid4()
     for n in range(10):
@@ -107,7 +107,7 @@ async def test_records_are_read_page_by_page(outbox: Outbox, ann: Operator, monk
 
 
 async def test_the_answer_of_another_domain_stays(outbox: Outbox, ann: Operator, conn: asyncpg.Connection) -> None:
-    """T10: byte for byte."""
+    """Byte for byte (T10)."""
     await record(outbox, "tenant", "k", b"\x00\xff binary")
     before = await conn.fetchrow("SELECT * FROM core.idempotency_records")
     assert (await ann.retention.erase(uuid4())).records == 0

@@ -38,7 +38,7 @@ async def traces(conn: asyncpg.Connection, domain: UUID) -> list[str]:
 
 
 async def test_everything_of_a_domain_is_taken(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: payload, headers, errors, history, keys and the domain itself, from the outbox and the archive."""
+    """Payload, headers, errors, history, keys and the domain itself, from the outbox and the archive (OBX-5)."""
     domain = uuid4()
     mine = [(await rows(conn, state, 10, domain=domain))[0] for state in SETTLED]
     await archived(conn, 10, 2, domain=domain)
@@ -58,7 +58,7 @@ async def test_everything_of_a_domain_is_taken(conn: asyncpg.Connection, ann: Op
 
 
 async def test_others_keep_theirs(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: rows of other domains and of none are as they were."""
+    """Rows of other domains and of none are as they were (OBX-5)."""
     domain = uuid4()
     await rows(conn, "delivered", 10, domain=domain)
     others = [*(await rows(conn, "delivered", 10, domain=uuid4())), *(await rows(conn, "failed", 10))]
@@ -70,7 +70,7 @@ async def test_others_keep_theirs(conn: asyncpg.Connection, ann: Operator) -> No
 
 
 async def test_open_events_stay_and_are_counted(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: what is not delivered yet may be the very event that tells others to erase; it is left, and told."""
+    """What is not delivered yet may be the very event that tells others to erase; it is left, and told (OBX-5)."""
     domain = uuid4()
     waiting = [(await rows(conn, state, 1, domain=domain))[0] for state in ("pending", "future", "in_flight")]
     before = [await row(conn, id) for id in waiting]
@@ -82,7 +82,7 @@ async def test_open_events_stay_and_are_counted(conn: asyncpg.Connection, ann: O
 
 
 async def test_open_events_may_be_cancelled(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: if that is asked for; also those whose handlers run, and whose leases are taken."""
+    """If that is asked for; also those whose handlers run, and whose leases are taken (OBX-5)."""
     domain = uuid4()
     for state in ("pending", "future", "in_flight"):
         await rows(conn, state, 1, domain=domain)
@@ -96,7 +96,9 @@ async def test_open_events_may_be_cancelled(conn: asyncpg.Connection, ann: Opera
 async def test_an_event_in_a_handlers_transaction_is_left_for_the_next_time(
     dsn: str, conn: asyncpg.Connection, ann: Operator
 ) -> None:
-    """OBX-5, LSN-11: nothing waits for the handler; it is told to end, and the second erasure finds the row settled."""
+    """Nothing waits for the handler; it is told to end, and the second erasure finds the row settled (OBX-5,
+    LSN-11).
+    """
     registry, started = HandlerRegistry(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge_card")
@@ -119,7 +121,7 @@ async def test_an_event_in_a_handlers_transaction_is_left_for_the_next_time(
 
 
 async def test_it_is_audited(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5, S17: who, why, which domain, how many; also when nothing was found, because somebody has to prove it."""
+    """Who, why, which domain, how many; also when nothing was found, because somebody has to prove it (OBX-5, S17)."""
     domain, nobody = uuid4(), uuid4()
     (id,) = await rows(conn, "delivered", 10, domain=domain)
     await archived(conn, 10, domain=domain)
@@ -145,7 +147,7 @@ async def test_it_is_audited(conn: asyncpg.Connection, ann: Operator) -> None:
 
 
 async def test_page_by_page(conn: asyncpg.Connection, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBX-5: the whole outbox is read, and each page is told, for whoever waits."""
+    """The whole outbox is read, and each page is told, for whoever waits (OBX-5)."""
     monkeypatch.setattr(holdfast.operator.retention, "_PAGE", 100)
     domain = uuid4()
     for _ in range(3):
@@ -161,7 +163,7 @@ async def test_page_by_page(conn: asyncpg.Connection, ann: Operator, monkeypatch
 
 
 async def test_what_is_erased_cannot_come_back(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: neither by a replay nor by a restore, from either table."""
+    """Neither by a replay nor by a restore, from either table (OBX-5)."""
     domain = uuid4()
     (id,) = await rows(conn, "failed", 10, domain=domain)
     (number,) = await archived(conn, 10, domain=domain)
@@ -173,7 +175,7 @@ async def test_what_is_erased_cannot_come_back(conn: asyncpg.Connection, ann: Op
 
 @pytest.mark.parametrize("disposal", ["HARD_DELETE", "STRIP_PAYLOAD"])
 async def test_retention_goes_on_with_what_is_left(conn: asyncpg.Connection, ann: Operator, disposal: str) -> None:
-    """OBX-5: the policy is applied to an erased row when its time comes, once."""
+    """The policy is applied to an erased row when its time comes, once (OBX-5)."""
     await policy(conn, "outbox_row", 45, 7, disposal)
     domain = uuid4()
     await rows(conn, "failed", 100, domain=domain)
@@ -192,7 +194,7 @@ async def test_retention_goes_on_with_what_is_left(conn: asyncpg.Connection, ann
 
 @pytest.mark.parametrize("domain", ["", "alice", None, 7])
 async def test_a_domain_is_an_id(ann: Operator, domain: object) -> None:
-    """OBX-5: refused before anything is read."""
+    """Refused before anything is read (OBX-5)."""
     for verb in (ann.retention.erase, ann.retention.preview_erasure):
         with pytest.raises(ConfigurationError, match="domain_id"):
             await verb(domain)  # type: ignore[arg-type]

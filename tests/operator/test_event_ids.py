@@ -77,7 +77,7 @@ async def replayed(conn: asyncpg.Connection, id: UUID) -> tuple[int, str]:
 
 
 async def test_the_sql_function_replays_every_dead_letter_of_an_event(conn: asyncpg.Connection) -> None:
-    """DLQ-8: in the outbox and in the archive, and no other delivery."""
+    """In the outbox and in the archive, and no other delivery (DLQ-8)."""
     event = await published(conn, billing_charge="failed", mail_thank="archived", stock_book="delivered")
     other = await published(conn, billing_charge="failed", mail_thank="archived")
     assert await replayed(conn, event) == (2, "")
@@ -96,7 +96,7 @@ async def test_the_sql_function_replays_every_dead_letter_of_an_event(conn: asyn
 
 
 async def test_the_sql_function_takes_one_delivery(conn: asyncpg.Connection) -> None:
-    """DLQ-8: a row's own id is that row, also in the archive."""
+    """A row's own id is that row, also in the archive (DLQ-8)."""
     event = await published(conn, billing_charge="failed", mail_thank="archived")
     row = await conn.fetchval("SELECT original_id FROM core.archive")
     assert await replayed(conn, row) == (1, "")
@@ -104,7 +104,7 @@ async def test_the_sql_function_takes_one_delivery(conn: asyncpg.Connection) -> 
 
 
 async def test_the_sql_function_says_why_nothing_moved(conn: asyncpg.Connection) -> None:
-    """DLQ-8: in a notice, which psql shows; the answer stays a number."""
+    """In a notice, which psql shows; the answer stays a number (DLQ-8)."""
     event = await published(conn, billing_charge="delivered", mail_thank="pending")
     count, notice = await replayed(conn, event)
     assert count == 0
@@ -122,7 +122,7 @@ async def test_the_sql_function_says_why_nothing_moved(conn: asyncpg.Connection)
 
 
 async def test_a_dead_letter_beside_the_published_row(conn: asyncpg.Connection, dsn: str) -> None:
-    """DLQ-8: an event that one handler took as it was published, and for which another one has failed."""
+    """An event that one handler took as it was published, and for which another one has failed (DLQ-8)."""
     event = await published(conn, billing_charge="failed")
     await conn.execute("UPDATE core.outbox SET handler_name = 'mail.thank' WHERE id = $1", event)
     assert await replayed(conn, event) == (1, "")
@@ -134,7 +134,7 @@ async def test_a_dead_letter_beside_the_published_row(conn: asyncpg.Connection, 
 
 @pytest.mark.parametrize("verbs", ["failed", "archive"])
 async def test_both_groups_of_verbs_find_both(conn: asyncpg.Connection, dsn: str, verbs: str) -> None:
-    """DLQ-8: discard, restore and replay by the event's id."""
+    """Discard, restore and replay by the event's id (DLQ-8)."""
     event = await published(conn, billing_charge="failed", mail_thank="archived", stock_book="delivered")
     async with Operator(dsn, actor=ACTOR) as operator:
         chosen = operator.failed if verbs == "failed" else operator.archive
@@ -158,7 +158,7 @@ async def test_both_groups_of_verbs_find_both(conn: asyncpg.Connection, dsn: str
 
 
 async def test_an_archived_dead_letter_is_corrected(conn: asyncpg.Connection, dsn: str) -> None:
-    """DLQ-8: it comes back, is discarded for good, and another event takes its place."""
+    """It comes back, is discarded for good, and another event takes its place (DLQ-8)."""
     event = await published(conn, billing_charge="archived")
     async with Operator(dsn, actor=ACTOR) as operator:
         done = await operator.failed.edit(event, {"n": 2})
@@ -169,7 +169,7 @@ async def test_an_archived_dead_letter_is_corrected(conn: asyncpg.Connection, ds
 
 
 async def test_an_event_shows_its_archived_deliveries(conn: asyncpg.Connection, dsn: str) -> None:
-    """DLQ-8: by its own id and by that of each delivery; also when nothing of it is left in the outbox."""
+    """By its own id and by that of each delivery; also when nothing of it is left in the outbox (DLQ-8)."""
     event = await published(conn, billing_charge="failed", mail_thank="archived")
     number, row = await conn.fetchrow("SELECT id, original_id FROM core.archive")
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -187,7 +187,7 @@ async def test_an_event_shows_its_archived_deliveries(conn: asyncpg.Connection, 
 
 
 async def test_plans_select_in_the_archive(conn: asyncpg.Connection, dsn: str) -> None:
-    """DLQ-8: by ids and by a filter; a dry run takes no number."""
+    """By ids and by a filter; a dry run takes no number (DLQ-8)."""
     first = await published(conn, billing_charge="archived", mail_thank="archived")
     second = await published(conn, billing_charge="archived")
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -208,7 +208,7 @@ async def test_plans_select_in_the_archive(conn: asyncpg.Connection, dsn: str) -
 
 
 async def test_cancelling_by_the_event_in_sql(conn: asyncpg.Connection) -> None:
-    """DLQ-8: every open delivery of an event that was split."""
+    """Every open delivery of an event that was split (DLQ-8)."""
     event = await published(conn, billing_charge="pending", mail_thank="pending", stock_book="delivered")
     assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", event) == 2
     assert await states(conn, event) == {

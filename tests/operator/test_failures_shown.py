@@ -70,7 +70,7 @@ async def too_long(event: EventEnvelope) -> None:
 
 
 async def test_every_kind_of_handler_says_where_it_failed(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: in the row, in the view, in the fact; of one that took too long, where its await stood."""
+    """In the row, in the view, in the fact; of one that took too long, where its await stood (DLQ-7)."""
     registry, facts = HandlerRegistry(), Facts()
     for function in (kinds, in_transaction, in_thread, in_a_group):
         registry.add(f"shop.{function.__name__}", ("order.placed",), function, retry=ONCE)
@@ -92,7 +92,7 @@ async def test_every_kind_of_handler_says_where_it_failed(dsn: str, conn: asyncp
 
 
 async def test_a_reaction_says_where_it_failed(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: also one that took too long."""
+    """Also one that took too long (DLQ-7)."""
     registry = HandlerRegistry()
     registry.add("shop.kinds", ("order.placed",), kinds, via="in_process")
     registry.add("shop.too_long", ("order.placed",), too_long, via="in_process", timeout=0.05)
@@ -106,7 +106,7 @@ async def test_a_reaction_says_where_it_failed(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_a_row_that_waits_for_a_retry_has_its_place_alone(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: a row that is written again and again stays small; a replay keeps the place in the history."""
+    """A row that is written again and again stays small; a replay keeps the place in the history (DLQ-7)."""
     registry, facts = HandlerRegistry(), Facts()
     policy = RetryPolicy(max_attempts=2, base_delay=0.3, max_delay=0.3, strategy="constant")
     registry.add("shop.kinds", ("order.placed",), kinds, retry=policy)
@@ -124,7 +124,7 @@ async def test_a_row_that_waits_for_a_retry_has_its_place_alone(dsn: str, conn: 
 
 
 async def test_an_archived_failure_keeps_its_traceback(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: lists, details and groups of the archive have it, and a replay's history its place."""
+    """Lists, details and groups of the archive have it, and a replay's history its place (DLQ-7)."""
     registry = HandlerRegistry()
     registry.add("shop.kinds", ("order.placed",), kinds, retry=ONCE)
     identity = await publish(conn, "order.placed")
@@ -142,7 +142,7 @@ async def test_an_archived_failure_keeps_its_traceback(dsn: str, conn: asyncpg.C
 
 
 async def test_texts_from_workers_of_other_releases(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-7: one that sends no traceback leaves none; what anyone sends is cut."""
+    """One that sends no traceback leaves none; what anyone sends is cut (DLQ-7)."""
     outbox = Outbox(await connect(dsn))
     plain = await outbox.failed("ValueError: no")
     found = await outbox.row(plain)
@@ -156,7 +156,7 @@ async def test_texts_from_workers_of_other_releases(dsn: str, conn: asyncpg.Conn
 
 
 async def test_a_published_row_does_not_read_as_handled(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: before any handler has run, and while only some have."""
+    """Before any handler has run, and while only some have (OPS-1)."""
     registry, go = HandlerRegistry(), asyncio.Event()
 
     async def wait(event: EventEnvelope) -> None:
@@ -229,7 +229,7 @@ def screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_the_screens_of_a_failure(
     columns: int, screen: Callable[[int], None], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """DLQ-7, OPS-1: golden files; HOLDFAST_UPDATE_GOLDEN=1 writes them."""
+    """Golden files; HOLDFAST_UPDATE_GOLDEN=1 writes them (DLQ-7, OPS-1)."""
     screen(columns)
     fanned_out = delivery(handler_name="*", status="delivered", state="fanned_out", last_error=None, traceback=None)
     old = delivery(traceback=None, cycles=[])
@@ -255,7 +255,7 @@ def test_the_screens_of_a_failure(
     ],
 )
 async def test_an_error_on_the_overview_ends_once(dsn: str, error: str, said: str) -> None:
-    """OPS-2: with one full stop, whatever mark the error itself ends with."""
+    """With one full stop, whatever mark the error itself ends with (OPS-2)."""
     group = FailureGroup("billing.charge_card", GROUP, 1, AT, AT, ["retry_terminal"], ["order.placed"], [0], ID,
                          error, None, None, None)  # fmt: skip
     async with Operator(dsn, actor="ada") as operator:
@@ -267,7 +267,7 @@ async def test_an_error_on_the_overview_ends_once(dsn: str, error: str, said: st
 
 
 async def test_each_handled_event_is_a_fact_on_request(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: with and without a transaction; a summary when the worker stops; nothing more by default."""
+    """With and without a transaction; a summary when the worker stops; nothing more by default (OPS-1)."""
 
     async def done(event: EventEnvelope) -> None: ...
 
@@ -318,7 +318,7 @@ def test_a_summary_names_few_handlers_and_is_silent_when_nothing_happened() -> N
 
 @pytest.mark.parametrize(("level", "shown"), [("debug", 2), ("info", 1), ("error", 0)])
 def test_the_level_decides_what_is_printed(level: str, shown: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: `--log-level`."""
+    """`--log-level` (OPS-1)."""
     stream, was = io.StringIO(), structlog.get_config()
     structlog.reset_defaults()
     try:

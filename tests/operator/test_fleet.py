@@ -38,7 +38,7 @@ async def registry(conn: asyncpg.Connection) -> int:
 
 
 async def test_handlers_with_their_backlog(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-1, LSN-7: on routes of events and on their own, failed ones, and whether somebody serves them."""
+    """On routes of events and on their own, failed ones, and whether somebody serves them (OPS-1, LSN-7)."""
     await subscribe(conn, HANDLER, EVENT)
     await subscribe(conn, "mail.thank", "order.*", "user.left")
     await publish(conn, 4)
@@ -52,7 +52,7 @@ async def test_handlers_with_their_backlog(conn: asyncpg.Connection, operator: O
 
 
 async def test_a_handler_is_retired(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-7, S17: one type or all, audited; again it changes nothing."""
+    """One type or all, audited; again it changes nothing (LSN-7, S17)."""
     await subscribe(conn, HANDLER, EVENT, "order.paid")
     version = await registry(conn)
     assert await operator.handlers.retire(HANDLER, dry_run=True) == 2
@@ -70,7 +70,7 @@ async def test_a_handler_is_retired(conn: asyncpg.Connection, operator: Operator
 
 @pytest.mark.parametrize("handler", ["mail.thank", "billing", "", "x'; --", None])
 async def test_an_unknown_handler_is_an_error(conn: asyncpg.Connection, operator: Operator, handler: str) -> None:
-    """S9: and does not make every worker reload the registry."""
+    """And does not make every worker reload the registry (S9)."""
     await subscribe(conn)
     version = await registry(conn)
     with pytest.raises(ConfigurationError) as refused:
@@ -90,7 +90,7 @@ def named(found: list[Generation]) -> dict[int, Generation]:
 
 
 async def test_backlog_per_generation(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-2: what is open, what failed, who serves it, and which channels nobody serves."""
+    """What is open, what failed, who serves it, and which channels nobody serves (GEN-2)."""
     await conn.execute("INSERT INTO core.deployments (generation, label) VALUES (3, 'v1.3'), (4, 'v1.4')")
     await publish(conn, 5, generation=2)
     await publish(conn, 7, generation=3)
@@ -113,7 +113,7 @@ async def test_backlog_per_generation(conn: asyncpg.Connection, operator: Operat
 
 
 async def test_a_generation_is_retired_when_nothing_is_left(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-2: refused while it has something to do or somebody who does it; refusals are audited."""
+    """Refused while it has something to do or somebody who does it; refusals are audited (GEN-2)."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     await publish(conn, 1, generation=1)
     with pytest.raises(Refused, match=r"has 1 open event\b(?! and)"):
@@ -135,7 +135,7 @@ async def test_a_generation_is_retired_when_nothing_is_left(conn: asyncpg.Connec
 async def test_what_the_list_calls_retirable_can_be_retired(
     conn: asyncpg.Connection, operator: Operator, seconds: int, living: bool
 ) -> None:
-    """GEN-2: lists, status and actions have one rule for a living worker."""
+    """Lists, status and actions have one rule for a living worker (GEN-2)."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     await subscribe(conn)
     await beat(conn, "one", HANDLER, generation=1)
@@ -159,7 +159,7 @@ async def test_what_the_list_calls_retirable_can_be_retired(
 async def test_unserved_events_are_moved(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-2: batch after batch, to the other generation's channel, while what a worker holds stays with it."""
+    """Batch after batch, to the other generation's channel, while what a worker holds stays with it (GEN-2)."""
     await subscribe(conn)
     await publish(conn, 23, generation=2)
     await publish(conn, 3, generation=2, channel="hot")
@@ -183,7 +183,7 @@ async def test_unserved_events_are_moved(
 
 
 async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-2, LSN-3: its worker is dead; if it is not after all, its settle still counts."""
+    """Its worker is dead; if it is not after all, its settle still counts (GEN-2, LSN-3)."""
     await publish(conn, 1, generation=2)
     outbox = Outbox(conn)
     (held,) = await outbox.hold(Lane(), channel="outbox_gen_2", generation=2)
@@ -194,7 +194,7 @@ async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connectio
 
 
 async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-2: a number that no deployment and no living worker has is a slip of the hand, unless it is meant."""
+    """A number that no deployment and no living worker has is a slip of the hand, unless it is meant (GEN-2)."""
     await publish(conn, 1, generation=2)
     await conn.execute("INSERT INTO core.deployments (generation, retired_at) VALUES (3, now()), (4, NULL), (6, NULL)")
     await beat(conn, "one", HANDLER, generation=7)
@@ -214,7 +214,7 @@ async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection,
 
 
 async def test_the_current_generation_is_not_retired_from_psql_either(conn: asyncpg.Connection) -> None:
-    """GEN-2: writers that name none would get one that is gone."""
+    """Writers that name none would get one that is gone (GEN-2)."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     for force in (True, False):
         with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="2 is the current one"):

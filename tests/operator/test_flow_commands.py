@@ -43,7 +43,7 @@ async def audited(conn: asyncpg.Connection) -> list[str]:
 
 
 async def test_limits_are_set_and_cleared(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-10, S17: a dry run changes nothing; what is set is shown with who has set it."""
+    """A dry run changes nothing; what is set is shown with who has set it (LSN-10, S17)."""
     await declare_breaker(conn)
     would = await operator.handlers.limit(HANDLER, fleet_concurrency=3, rate="90/min", dry_run=True)
     assert would.flow is not None
@@ -61,7 +61,7 @@ async def test_limits_are_set_and_cleared(conn: asyncpg.Connection, operator: Op
 
 
 async def test_a_handler_is_paused_and_resumed(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-10: and forgotten afterwards, when nothing else holds it back."""
+    """And forgotten afterwards, when nothing else holds it back (LSN-10)."""
     assert (await operator.handlers.pause(HANDLER, reason="partner moves")).changed
     [found] = await operator.handlers.all()
     assert found.flow is not None
@@ -73,7 +73,7 @@ async def test_a_handler_is_paused_and_resumed(conn: asyncpg.Connection, operato
 
 
 async def test_a_breaker_is_opened_and_closed(conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-17: only where there is one; a refusal is in the audit too."""
+    """Only where there is one; a refusal is in the audit too (LSN-17)."""
     with pytest.raises(Refused, match="has no breaker"):
         await operator.handlers.open(HANDLER)
     await declare_breaker(conn)
@@ -108,7 +108,7 @@ async def test_a_breaker_is_opened_and_closed(conn: asyncpg.Connection, operator
     ],
 )
 async def test_bad_limits_name_field_and_remedy(operator: Operator, asked: dict[str, object], field: str) -> None:
-    """LSN-10, R5: before anything is sent."""
+    """Before anything is sent (LSN-10, R5)."""
     with pytest.raises(ConfigurationError) as refused:
         await operator.handlers.limit(HANDLER, **asked)  # type: ignore[arg-type]
     assert refused.value.field == field
@@ -116,14 +116,14 @@ async def test_bad_limits_name_field_and_remedy(operator: Operator, asked: dict[
 
 
 async def test_an_unknown_handler_is_refused(operator: Operator) -> None:
-    """LSN-10: for every verb."""
+    """For every verb (LSN-10)."""
     for verb in (operator.handlers.pause, operator.handlers.resume, operator.handlers.open, operator.handlers.show):
         with pytest.raises(ConfigurationError, match=r"no\.body is unknown"):
             await verb("no.body")
 
 
 def test_the_commands_fit_80_columns(holdfast: Run, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1, LSN-10, LSN-17: exit code 0 for a change, 1 for none, 2 for bad input; JSON for programs."""
+    """Exit code 0 for a change, 1 for none, 2 for bad input; JSON for programs (OPS-1, LSN-10, LSN-17)."""
     monkeypatch.setattr(output, "_UNLIMITED", 80)  # as on a terminal of that width
     made(dsn, subscribe)
     made(dsn, declare_breaker)
@@ -155,7 +155,7 @@ def test_the_commands_fit_80_columns(holdfast: Run, dsn: str, monkeypatch: pytes
 
 
 def test_a_change_says_what_it_did_and_a_dry_run_what_it_would(dsn: str, holdfast: Run) -> None:
-    """OPS-1, LSN-10: nobody takes a dry run for a pause; why a handler is paused stands beside who did it."""
+    """Nobody takes a dry run for a pause; why a handler is paused stands beside who did it (OPS-1, LSN-10)."""
     made(dsn, subscribe, HANDLER, EVENT)
     for words, said in (
         (("pause", HANDLER, "--dry-run"), ("would be paused", "afterwards PAUSED")),
@@ -173,7 +173,7 @@ def test_a_change_says_what_it_did_and_a_dry_run_what_it_would(dsn: str, holdfas
 
 
 def test_limits_that_are_missing_or_contradict_each_other(dsn: str, holdfast: Run) -> None:
-    """OPS-1: in the words of the command line."""
+    """In the words of the command line (OPS-1)."""
     made(dsn, subscribe, HANDLER, EVENT)
     code, _, err = holdfast("handlers", "limit", HANDLER, "--yes")
     assert code == 2 and "error: --fleet-concurrency or --rate is missing" in err

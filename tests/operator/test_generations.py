@@ -63,7 +63,7 @@ async def command(dsn: str, *arguments: str) -> str:
 
 
 async def test_a_deployment_is_begun_by_a_command(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-3: the number alone is printed, for a script to take."""
+    """The number alone is printed, for a script to take (GEN-3)."""
     assert await command(dsn, "generations", "begin", "--label", "v1.4.2") == "1\n"
     assert json.loads(await command(dsn, "generations", "begin", "--json")) == {"generation": 2, "label": None}
     rows = await conn.fetch("SELECT generation, label, retired_at FROM core.deployments ORDER BY 1")
@@ -83,7 +83,7 @@ async def test_two_that_begin_at_once_get_two_numbers(dsn: str) -> None:
 
 
 async def test_a_number_that_is_in_use_is_left_out(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-3: by a worker or by events, without a deployment; and retired ones are not used again."""
+    """By a worker or by events, without a deployment; and retired ones are not used again (GEN-3)."""
     await conn.execute("INSERT INTO core.deployments (generation, retired_at) VALUES (4, now())")
     await beat(conn, "by hand", HANDLER, generation=5)
     async with conn.transaction():
@@ -92,7 +92,7 @@ async def test_a_number_that_is_in_use_is_left_out(conn: asyncpg.Connection, ope
 
 
 async def test_the_last_number_is_refused(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-3: with a sentence, instead of an overflow."""
+    """With a sentence, instead of an overflow (GEN-3)."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (9223372036854775807)")
     with pytest.raises(asyncpg.NumericValueOutOfRangeError, match="no generation after"):
         await operator.generations.begin()
@@ -110,7 +110,7 @@ async def test_a_bad_label_is_refused(operator: Operator, conn: asyncpg.Connecti
 
 
 async def test_without_deployments_everything_is_generation_0(conn: asyncpg.Connection) -> None:
-    """GEN-3: newcomers never meet the idea."""
+    """Newcomers never meet the idea (GEN-3)."""
     assert await published(conn) == [(0, "outbox_default")]
     assert WorkerSettings().generation == 0
 
@@ -118,7 +118,7 @@ async def test_without_deployments_everything_is_generation_0(conn: asyncpg.Conn
 async def test_a_script_without_a_number_takes_the_database_s(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-3: the current one, by a publisher that was made before; it asks once a second at most."""
+    """The current one, by a publisher that was made before; it asks once a second at most (GEN-3)."""
     publisher = Publisher("shop")
     monkeypatch.setattr(publishing, "_CURRENT_FOR", 0.0)
     assert await published(conn, publisher) == [(0, "outbox_default")]
@@ -140,7 +140,7 @@ async def test_a_script_without_a_number_takes_the_database_s(
 async def test_the_environment_comes_before_the_database(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-3: a pod of the old deployment publishes for its own workers, while the next one begins."""
+    """A pod of the old deployment publishes for its own workers, while the next one begins (GEN-3)."""
     assert await operator.generations.begin() == 1
     monkeypatch.setenv(VARIABLE, "1")
     publisher = Publisher("shop")
@@ -153,7 +153,7 @@ async def test_the_environment_comes_before_the_database(
 async def test_the_worker_comes_before_the_environment(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-3: what its handlers publish, and what requests beside it publish, its own generation handles."""
+    """What its handlers publish, and what requests beside it publish, its own generation handles (GEN-3)."""
     monkeypatch.setenv(VARIABLE, "7")
     publisher, registry = Publisher("shop"), HandlerRegistry()
     seen: list[str] = []
@@ -183,7 +183,7 @@ async def test_the_worker_comes_before_the_environment(
 
 @pytest.mark.parametrize("value", ["v1", "-1", "1.0", " 1", "9223372036854775808", "¹", "1\n"])
 def test_a_bad_number_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """GEN-3: by publishers and workers alike, before anything is written."""
+    """By publishers and workers alike, before anything is written (GEN-3)."""
     monkeypatch.setenv(VARIABLE, value)
     for make in (lambda: Publisher("shop"), WorkerSettings):
         with pytest.raises(ConfigurationError, match=VARIABLE):
@@ -197,7 +197,7 @@ def test_a_bad_number_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
 async def test_a_worker_names_events_that_nobody_serves(
     dsn: str, conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-3: of a stale pod, of a retired generation, and of a deployment that has begun without workers."""
+    """Of a stale pod, of a retired generation, and of a deployment that has begun without workers (GEN-3)."""
     monkeypatch.setattr(maintenance, "_INTERVAL", 0.1)
     for _ in range(3):
         await operator.generations.begin()
@@ -226,7 +226,7 @@ async def test_a_worker_names_events_that_nobody_serves(
 
 
 async def test_a_rollback_makes_the_generation_before_it_current(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-3: writers that name none publish for the workers that are there; without such workers it is refused."""
+    """Writers that name none publish for the workers that are there; without such workers it is refused (GEN-3)."""
     for _ in range(2):
         await operator.generations.begin()
     with pytest.raises(Refused, match="no living worker serves generation 1"):
@@ -245,7 +245,7 @@ async def test_a_rollback_makes_the_generation_before_it_current(conn: asyncpg.C
 async def test_the_first_deployment_leaves_nothing_behind(
     dsn: str, conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GEN-3: from none to 1: workers of generation 0 finish their own, and then nothing knows 0."""
+    """From none to 1: workers of generation 0 finish their own, and then nothing knows 0 (GEN-3)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.newcomer
 
 
 async def test_a_missing_right_names_the_role_and_the_login(logins: Logins, capsys: pytest.CaptureFixture[str]) -> None:
-    """OPS-1: as a statement that an administrator can run."""
+    """As a statement that an administrator can run (OPS-1)."""
     for name in (logins.names["stranger"], logins.names[WORKER]):
         for command in (["failed", "list"], ["status"], ["retention", "show"]):
             assert await asyncio.to_thread(run, [*command, "--dsn", logins.dsn_of(name)]) == 1
@@ -27,7 +27,7 @@ async def test_a_missing_right_names_the_role_and_the_login(logins: Logins, caps
 
 
 async def test_an_unknown_setting_in_the_address(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """OPS-1: the server's message names it, and the remedy says where it stands."""
+    """The server's message names it, and the remedy says where it stands (OPS-1)."""
     assert await asyncio.to_thread(run, ["status", "--dsn", f"{dsn}{'&' if '?' in dsn else '?'}foo=1"]) == 1
     assert "it stands after the ? in --dsn" in capsys.readouterr().err
 
@@ -35,7 +35,7 @@ async def test_an_unknown_setting_in_the_address(dsn: str, capsys: pytest.Captur
 async def test_a_misspelt_event_type_is_pointed_out(
     dsn: str, conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: by the status and by the doctor, beside a subscription to what was meant."""
+    """By the status and by the doctor, beside a subscription to what was meant (OPS-1)."""
     await subscribe(conn, HANDLER, "order.placed")
     async with conn.transaction():
         await PUBLISHER.publish(conn, "order.placd", {})
@@ -52,7 +52,7 @@ async def test_a_misspelt_event_type_is_pointed_out(
 
 
 async def test_an_unknown_schedule_names_those_that_exist(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: also for what cannot be the name of one."""
+    """Also for what cannot be the name of one (OPS-1)."""
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(ConfigurationError, match="no schedule is declared"):
             await operator.schedules.detail("nope")
@@ -67,7 +67,7 @@ async def test_an_unknown_schedule_names_those_that_exist(dsn: str, conn: asyncp
 
 
 async def test_a_killed_worker_leaves_the_list(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: at once by a command, or by itself after an hour; --force does not wait until it counts as silent."""
+    """At once by a command, or by itself after an hour; --force does not wait until it counts as silent (OPS-1)."""
     for name in ("killed", "forgotten", "living"):
         await beat(conn, name, HANDLER)
     just_killed = await beat(conn, "just killed", HANDLER)
@@ -91,7 +91,7 @@ async def test_a_killed_worker_leaves_the_list(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_a_waiting_plan_says_for_whom(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: for a worker, or for the outcomes of which handler in which generation; `plans show` says it too."""
+    """For a worker, or for the outcomes of which handler in which generation; `plans show` says it too (OPS-1)."""
     await subscribe(conn)
     await fail(conn, 3)
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -123,7 +123,7 @@ async def _waits(operator: Operator, plan: int) -> str | None:
 
 
 async def test_a_worker_that_was_replaced_leaves_the_list(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1, OBS-3: a silent one, when another lives under its name on its host; any other stays for people to see."""
+    """A silent one, when another lives under its name on its host; any other stays for people to see (OPS-1, OBS-3)."""
     await beat(conn, "web/1", HANDLER, host="another")
     await beat(conn, "web/2", HANDLER)
     await beat(conn, "web/2", HANDLER, again="at once")

@@ -55,7 +55,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_errors_end_at_words_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: ids are never cut; what is piped is one line each."""
+    """Ids are never cut; what is piped is one line each (OPS-1)."""
     id = str(uuid4())
     error = ConfigurationError("id", f"{'names a delivery of an event that is gone ' * 3}{id}", f"copy {id} " * 3)
     problems.report(error)
@@ -68,7 +68,7 @@ def test_errors_end_at_words_on_a_terminal_only(
 
 
 def test_a_server_without_tls_is_named() -> None:
-    """OPS-1: asyncpg says that it has rejected an upgrade."""
+    """asyncpg says that it has rejected an upgrade (OPS-1)."""
     error = ConnectionError('PostgreSQL server at "db:5432" rejected SSL upgrade')
     assert "has no TLS" in remedy_of(error) and "sslmode" in remedy_of(error)
     assert "check that Postgres runs" in remedy_of(ConnectionRefusedError("no"))
@@ -77,7 +77,7 @@ def test_a_server_without_tls_is_named() -> None:
 def test_a_login_without_rights_is_told_of_another_login_first(
     logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2: few people may GRANT."""
+    """Few people may GRANT (S2)."""
     monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[PRODUCER]))
     _, _, err = holdfast("failed", "list")
     login = "use a login that has the role holdfast_operator"
@@ -108,7 +108,7 @@ def test_what_is_no_number_gets_a_remedy(holdfast: Run, arguments: tuple[str, ..
     ],
 )
 def test_a_value_that_an_option_does_not_take(holdfast: Run, options: tuple[str, ...], problem: str) -> None:
-    """OPS-1: in two lines, like every other mistake."""
+    """In two lines, like every other mistake (OPS-1)."""
     code, _, err = holdfast("worker", "app:registry", *options)
     first, second = err.splitlines()
     assert (code, second) == (2, "try: holdfast worker --help")
@@ -117,7 +117,7 @@ def test_a_value_that_an_option_does_not_take(holdfast: Run, options: tuple[str,
 
 @pytest.mark.parametrize("options", [("--log-level", "INFO"), ("--log-successes", "Info")])
 def test_levels_may_be_written_in_capitals(holdfast: Run, options: tuple[str, ...]) -> None:
-    """OPS-1, OBS-1: as the environment may have them; the next mistake is the module that is not there."""
+    """As the environment may have them; the next mistake is the module that is not there (OPS-1, OBS-1)."""
     code, _, err = holdfast("worker", "no_such_app:registry", *options, "--dsn", "postgresql://localhost/x")
     assert code == 2 and "no_such_app" in err and "--log" not in err
 
@@ -129,7 +129,7 @@ def test_a_sample_of_nothing_is_noted(holdfast: Run) -> None:
 
 
 def test_nothing_to_do_is_no_mistake(dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DLQ-4: for a known handler, and for all; a handler that is unknown stays a mistake."""
+    """For a known handler, and for all; a handler that is unknown stays a mistake (DLQ-4)."""
     monkeypatch.setenv("HOLDFAST_DSN", dsn)
 
     async def prepared() -> None:
@@ -150,7 +150,7 @@ def test_nothing_to_do_is_no_mistake(dsn: str, holdfast: Run, monkeypatch: pytes
 
 
 def test_an_empty_database_is_named(empty_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: where a dump was empty, or the schema's name is wrong."""
+    """Where a dump was empty, or the schema's name is wrong (OPS-1)."""
     monkeypatch.setenv("HOLDFAST_DSN", empty_dsn)
     code, out, _ = holdfast("migrate", "status")
     assert code == 0 and "there is no schema core of Holdfast in this database" in out and "--schema" in out
@@ -158,7 +158,7 @@ def test_an_empty_database_is_named(empty_dsn: str, holdfast: Run, monkeypatch: 
 
 
 async def test_a_generation_that_cannot_be_retired_says_what_helps(conn: asyncpg.Connection, dsn: str) -> None:
-    """GEN-3: nothing is moved where nothing is open."""
+    """Nothing is moved where nothing is open (GEN-3)."""
     worker = Registration(uuid4(), "w1", "host", 1, "0.1.0", 0, ["outbox"], [])
     await Fleet(Queries()).beat(conn, worker)
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -169,7 +169,7 @@ async def test_a_generation_that_cannot_be_retired_says_what_helps(conn: asyncpg
 
 
 async def test_a_worker_without_any_session_is_not_behind_a_pooler(conn: asyncpg.Connection, dsn: str) -> None:
-    """LSN-2: right after kill -9 its heartbeat is fresh."""
+    """Right after kill -9 its heartbeat is fresh (LSN-2)."""
     worker = Registration(uuid4(), "w1", "host", 1, "0.1.0", 0, ["outbox"], [])
     await Fleet(Queries()).beat(conn, worker)
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -179,7 +179,7 @@ async def test_a_worker_without_any_session_is_not_behind_a_pooler(conn: asyncpg
 
 
 def test_a_bar_is_drawn_with_the_first_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: not before the arguments are checked."""
+    """Not before the arguments are checked (OPS-1)."""
     written = terminal(monkeypatch)
     with retention.progress("erasing", 10) as advance:
         assert written.getvalue() == ""

@@ -71,7 +71,7 @@ async def rows_of(conn: asyncpg.Connection, plan: int) -> dict[str, int]:
 
 
 async def test_a_preview_says_what_would_happen(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: counts, groups, generations, and what the handlers have handled already."""
+    """Counts, groups, generations, and what the handlers have handled already (DLQ-4)."""
     await subscribe(conn)
     ids = await fail_with(conn, [CAUSES[n % 2](n) for n in range(10_000)])
     others = await fail(conn, 30, handler="mail.thank", generation=3)
@@ -101,7 +101,7 @@ async def test_a_preview_says_what_would_happen(conn: asyncpg.Connection, operat
 
 
 async def test_a_plan_that_is_tried_is_not_kept(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: a dry run shows the same."""
+    """A dry run shows the same (DLQ-4)."""
     await fail(conn, 20)
     made = await operator.plans.create(ALL, dry_run=True)
     assert (made.dry_run, made.plan.total, made.preview.count) == (True, 20, 20)
@@ -110,7 +110,7 @@ async def test_a_plan_that_is_tried_is_not_kept(conn: asyncpg.Connection, operat
 
 
 async def test_the_canary_is_drawn_from_all_causes(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: the oldest rows might share one."""
+    """The oldest rows might share one (DLQ-4)."""
     await fail_with(conn, [CAUSES[n // 500](n) for n in range(3_500)])
     made = await operator.plans.create(ALL, canary=100)
     canary = await conn.fetch(
@@ -135,7 +135,7 @@ async def test_the_canary_is_drawn_from_all_causes(conn: asyncpg.Connection, ope
 async def test_a_canary_stops_the_plan_while_the_cause_is_there(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-4: of 10,000 rows only the canary fails again; put right and resumed, it begins with a canary anew."""
+    """Of 10,000 rows only the canary fails again; put right and resumed, it begins with a canary anew (DLQ-4)."""
     await fail(conn, 10_000)
     made = await operator.plans.create(ALL, canary=20, rate=2_000, max_failure_ratio=0.1)
     shop.broken = True
@@ -166,7 +166,7 @@ async def test_a_canary_stops_the_plan_while_the_cause_is_there(
 async def test_what_is_resumed_goes_to_the_workers_that_are_there_now(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-4, GEN-1: the cause is put right by a deployment, which is another generation."""
+    """The cause is put right by a deployment, which is another generation (DLQ-4, GEN-1)."""
     await fail(conn, 60)
     made = await operator.plans.create(ALL, canary=5, rate=1_000)
     assert made.plan.generation is None
@@ -182,7 +182,7 @@ async def test_what_is_resumed_goes_to_the_workers_that_are_there_now(
 
 
 async def test_a_plan_waits_for_somebody_to_be_there(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: before a worker lives, nothing is moved; after a while the plan stops and says so."""
+    """Before a worker lives, nothing is moved; after a while the plan stops and says so (DLQ-4)."""
     await fail(conn, 20)
     plan = (await operator.plans.create(ALL, canary=5, patience=1.0)).plan.id
     stopped = await operator.plans.run(plan)
@@ -194,7 +194,7 @@ async def test_a_plan_waits_for_somebody_to_be_there(dsn: str, conn: asyncpg.Con
 async def test_what_fails_into_the_archive_has_failed(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-2, DLQ-4: a row that is gone was delivered, unless it is there."""
+    """A row that is gone was delivered, unless it is there (DLQ-2, DLQ-4)."""
     await fail(conn, 40)
     made = await operator.plans.create(ALL, canary=10, rate=1_000)
     shop.broken = True
@@ -219,7 +219,7 @@ async def test_a_plan_needs_the_rights_of_an_operator_only(conn: asyncpg.Connect
 
 
 async def test_what_grew_too_old_before_its_turn_is_skipped(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OBX-5, DLQ-4: the inbox is asked again at each step; a plan that was made by force still has it then."""
+    """The inbox is asked again at each step; a plan that was made by force still has it then (OBX-5, DLQ-4)."""
     ids = await fail(conn, 4)
     made = await operator.plans.create(ids=ids[:2], canary=0, rate=1_000, patience=1.0, generation=0)
     forced = await operator.plans.create(ids=ids[2:], canary=0, rate=1_000, patience=1.0, generation=0, force=True)
@@ -231,7 +231,7 @@ async def test_what_grew_too_old_before_its_turn_is_skipped(conn: asyncpg.Connec
 
 
 async def test_why_a_plan_is_run_is_in_the_audit(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """S17: beside why it was made."""
+    """Beside why it was made (S17)."""
     plan = (await operator.plans.create(ids=await fail(conn), canary=0, patience=1.0, generation=0)).plan.id
     process = await command(dsn, "plans", "run", str(plan), "--yes", "--json", "--reason", "the terminal is back")
     _, errors = await asyncio.wait_for(process.communicate(), 20)
@@ -242,7 +242,7 @@ async def test_why_a_plan_is_run_is_in_the_audit(dsn: str, conn: asyncpg.Connect
 async def test_a_failure_ratio_stops_the_ramp(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-4: also when the canary was fine."""
+    """Also when the canary was fine (DLQ-4)."""
     await fail(conn, 4_000)
     made = await operator.plans.create(ALL, canary=10, rate=500, max_failure_ratio=0.2)
 
@@ -259,7 +259,7 @@ async def test_a_failure_ratio_stops_the_ramp(
 
 
 async def test_a_canary_without_an_outcome_stops_the_plan(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: nobody serves the generation; the rows that were moved stay pending, and the reason is said."""
+    """Nobody serves the generation; the rows that were moved stay pending, and the reason is said (DLQ-4)."""
     await fail(conn, 100)
     made = await operator.plans.create(ALL, canary=5, patience=1.0, generation=9)
     stopped = await operator.plans.run(made.plan.id)
@@ -273,7 +273,7 @@ async def test_a_canary_without_an_outcome_stops_the_plan(conn: asyncpg.Connecti
 async def test_rows_that_are_not_there_any_more_are_skipped(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-4: discarded, replayed by somebody else, delivered, or gone."""
+    """Discarded, replayed by somebody else, delivered, or gone (DLQ-4)."""
     ids = await fail(conn, 60)
     made = await operator.plans.create(ids=ids, canary=5, rate=1_000)
     await operator.failed.discard(ids[:10])
@@ -289,7 +289,7 @@ async def test_rows_that_are_not_there_any_more_are_skipped(
 
 
 async def test_a_locked_row_is_taken_later(dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop) -> None:
-    """DLQ-4: the plan does not wait for it, and does not forget it."""
+    """The plan does not wait for it, and does not forget it (DLQ-4)."""
     ids = await fail(conn, 20)
     made = await operator.plans.create(ids=ids, canary=0, rate=1_000)
     other = await asyncpg.connect(dsn)
@@ -314,7 +314,7 @@ async def test_a_locked_row_is_taken_later(dsn: str, conn: asyncpg.Connection, o
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_runner_that_is_killed_is_followed_by_another(dsn: str, conn: asyncpg.Connection, shop: Shop) -> None:
-    """DLQ-4: 10,000 rows at 800 a second, killed with -9 in the middle: the rate is kept, and each row moves once."""
+    """10,000 rows at 800 a second, killed with -9 in the middle: the rate is kept, and each row moves once (DLQ-4)."""
     rate = 800
     await fail(conn, 10_000)
     async with Operator(dsn, actor=ACTOR) as operator:
@@ -363,7 +363,7 @@ async def _at_least(conn: asyncpg.Connection, query: str, plan: int, count: int)
 async def test_a_runner_that_is_told_to_stop_gives_the_plan_back(
     dsn: str, conn: asyncpg.Connection, operator: Operator, number: signal.Signals
 ) -> None:
-    """DLQ-4: at once, and the plan is as it was."""
+    """At once, and the plan is as it was (DLQ-4)."""
     await fail(conn, 50)
     plan = (await operator.plans.create(ALL, canary=0, rate=4, generation=0)).plan.id
     process = await command(dsn, "plans", "run", str(plan), "--yes", "--json")
@@ -380,7 +380,7 @@ async def test_a_runner_that_is_told_to_stop_gives_the_plan_back(
 
 @pytest.mark.parametrize("rate", [0.5, 7.0, 50.0, 333.0, 2_000.0])
 def test_the_pace_is_kept_whatever_a_step_takes(rate: float) -> None:
-    """DLQ-4: within 10 % over a minute of steps that take 10 to 300 ms; a long stop is not made up for."""
+    """Within 10 % over a minute of steps that take 10 to 300 ms; a long stop is not made up for (DLQ-4)."""
     now, moved = 0.0, 0
     pace = ReplayRate(rate, lambda: now)
     for n in range(400):
@@ -396,7 +396,7 @@ def test_the_pace_is_kept_whatever_a_step_takes(rate: float) -> None:
 
 
 async def test_a_plan_has_one_runner(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: a second one is told who runs it; a step with another token does nothing."""
+    """A second one is told who runs it; a step with another token does nothing (DLQ-4)."""
     await fail(conn, 50)
     plan = (await operator.plans.create(ALL, canary=0, rate=1, generation=0)).plan.id
     stop = asyncio.Event()
@@ -417,7 +417,7 @@ async def test_a_plan_has_one_runner(dsn: str, conn: asyncpg.Connection, operato
 
 
 async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """LSN-3: it moves nothing more."""
+    """It moves nothing more (LSN-3)."""
     await fail(conn, 50)
     plan = (await operator.plans.create(ALL, canary=0, rate=2, generation=0)).plan.id
     steps: list[Progress] = []
@@ -439,7 +439,7 @@ async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Conn
 async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
-    """DLQ-4: its runner stays, and follows."""
+    """Its runner stays, and follows (DLQ-4)."""
     await fail(conn, 2_000)
     plan = (await operator.plans.create(ALL, canary=0, rate=200)).plan.id
     steps: list[Progress] = []
@@ -470,7 +470,7 @@ async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
 
 
 async def test_unfinished_plans_hold_their_rows(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OBX-5: retention asks for finished_at."""
+    """Retention asks for finished_at (OBX-5)."""
     ids = await fail(conn, 3)
     plan = (await operator.plans.create(ids=ids)).plan.id
     held = "SELECT count(*) FROM core.plan_rows r JOIN core.plans p ON p.id = r.plan_id WHERE p.finished_at IS NULL"
@@ -521,7 +521,7 @@ async def test_a_bad_plan_is_not_made(
 async def test_a_plan_names_its_rows(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9: not by accident, not none of them, and not too many."""
+    """Not by accident, not none of them, and not too many (S9)."""
     for selection in (None, Selection()):
         with pytest.raises(ConfigurationError, match="selection"):
             await operator.plans.create(selection)
@@ -540,7 +540,7 @@ async def test_a_plan_names_its_rows(
 
 
 async def test_groups_and_plans_speak_the_same_names(conn: asyncpg.Connection, operator: Operator) -> None:
-    """DLQ-4: a group is a selection."""
+    """A group is a selection (DLQ-4)."""
     await fail_with(conn, [CAUSES[n % 3](n) for n in range(30)])
     group = (await operator.failed.groups()).groups[0]
     made = await operator.plans.create(Selection.group(group.name))

@@ -20,7 +20,7 @@ from tests.worker.support import drained, publish, publish_many, running, settle
 
 
 async def test_many_rows_are_replayed_in_one_call(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-4: 10,000 of them, with one line in the audit that names each."""
+    """10,000 of them, with one line in the audit that names each (DLQ-4)."""
     ids = await fail(conn, MOST_AT_ONCE)
     async with Operator(dsn, actor=ACTOR) as operator:
         dry = await operator.failed.replay(ids, dry_run=True)
@@ -39,7 +39,7 @@ async def test_many_rows_are_replayed_in_one_call(dsn: str, conn: asyncpg.Connec
 
 
 async def test_a_replay_goes_where_somebody_works(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1, GEN-2: to the newest generation that a living worker serves, unless another is named."""
+    """To the newest generation that a living worker serves, unless another is named (GEN-1, GEN-2)."""
     first, second, third = await fail(conn, 3, generation=1)
     async with Operator(dsn, actor=ACTOR) as operator:
         assert (await operator.failed.replay([first])).generation == 0
@@ -52,7 +52,7 @@ async def test_a_replay_goes_where_somebody_works(dsn: str, conn: asyncpg.Connec
 
 
 async def test_what_the_inbox_may_have_forgotten_needs_force(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-5: the refusal and the force are both in the audit."""
+    """The refusal and the force are both in the audit (OBX-5)."""
     old, young = (await fail(conn, age="61 days"))[0], (await fail(conn, age="59 days"))[0]
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(Refused, match="older than the inbox") as refused:
@@ -74,7 +74,7 @@ async def test_what_the_inbox_may_have_forgotten_needs_force(dsn: str, conn: asy
 
 
 async def test_the_default_memory_is_that_of_the_registry(conn: asyncpg.Connection) -> None:
-    """OBX-5: the horizon is what the policy of the inbox says now."""
+    """The horizon is what the policy of the inbox says now (OBX-5)."""
     days = await conn.fetchval("SELECT extract(day FROM now() - core.inbox_horizon())::int")
     assert days == await conn.fetchval(
         "SELECT active_ttl_days FROM core.retention_policies WHERE entity = 'event_handled'"
@@ -82,7 +82,7 @@ async def test_the_default_memory_is_that_of_the_registry(conn: asyncpg.Connecti
 
 
 async def test_a_replay_outlives_the_expiry(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-3: it failed while it was in time, was replayed after that, and runs: somebody has decided so."""
+    """It failed while it was in time, was replayed after that, and runs: somebody has decided so (DLQ-3)."""
     registry, broken = HandlerRegistry(), True
 
     @registry.handler(EVENT, name=HANDLER, retry=RetryPolicy(strategy="none"))
@@ -100,7 +100,7 @@ async def test_a_replay_outlives_the_expiry(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_rows_that_others_hold_are_left(dsn: str, conn: asyncpg.Connection) -> None:
-    """E8, B12: an operator never waits for a row."""
+    """An operator never waits for a row (E8, B12)."""
     ids = await fail(conn, 3)
     other = await asyncpg.connect(dsn)
     try:
@@ -116,7 +116,7 @@ async def test_rows_that_others_hold_are_left(dsn: str, conn: asyncpg.Connection
 
 @pytest.mark.timeout(180)
 async def test_two_operators_workers_and_retention_at_the_same_rows(dsn: str, conn: asyncpg.Connection) -> None:
-    """E8, B12, DLQ-3: each row moves at most once, every event is handled once, nothing delivered comes back."""
+    """Each row moves at most once, every event is handled once, nothing delivered comes back (E8, B12, DLQ-3)."""
     registry = HandlerRegistry()
     runs: Counter[UUID] = Counter()
 
@@ -184,7 +184,7 @@ BAD_IDS: list[object] = [
 
 @pytest.mark.parametrize("ids", BAD_IDS, ids=repr)
 async def test_bad_ids_change_nothing(dsn: str, conn: asyncpg.Connection, ids: object) -> None:
-    """S9: the error names the field and what to do."""
+    """The error names the field and what to do (S9)."""
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
         for verb in (operator.failed.replay, operator.failed.discard, operator.failed.restore):
@@ -251,7 +251,7 @@ async def test_bad_options_of_a_replay_change_nothing(
     ],
 )
 def test_a_bad_filter_is_refused(field: str, value: object) -> None:
-    """S5, S9: SQL in a filter is a name that nothing has."""
+    """SQL in a filter is a name that nothing has (S5, S9)."""
     if value is None:
         with pytest.raises(ConfigurationError, match="selection is empty"):
             Selection(**{field: value}).required()  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_a_bad_filter_is_refused(field: str, value: object) -> None:
 
 
 async def test_a_filter_that_the_database_does_not_know_is_refused(conn: asyncpg.Connection) -> None:
-    """S9: a misspelt name must not select everything."""
+    """A misspelt name must not select everything (S9)."""
     for filter in ('{"handlr": "billing.charge_card"}', "[]", "null", '{"since": "soon"}'):
         with pytest.raises(asyncpg.DataError):
             await conn.fetch("SELECT core.failed_select($1::text::jsonb, 10)", filter)
@@ -271,7 +271,7 @@ async def test_a_filter_that_the_database_does_not_know_is_refused(conn: asyncpg
 
 
 async def test_nothing_is_selected_by_accident(dsn: str, conn: asyncpg.Connection) -> None:
-    """S9: before something changes, all has to be meant; and what matches nothing is an error."""
+    """Before something changes, all has to be meant; and what matches nothing is an error (S9)."""
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(ConfigurationError, match="--all"):

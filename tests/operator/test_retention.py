@@ -46,12 +46,14 @@ async def ann(dsn: str) -> AsyncIterator[Operator]:
 
 
 async def test_a_new_schema_has_the_default_policies(conn: asyncpg.Connection) -> None:
-    """OBX-5: outbox 45 + 7, event_handled 60 + 7; the archive and failed rows are kept until somebody resolves them."""
+    """Outbox 45 + 7, event_handled 60 + 7; the archive and failed rows are kept until somebody resolves them
+    (OBX-5).
+    """
     assert await policies(conn, QUERIES) == dict(DEFAULT_POLICIES)
 
 
 async def test_policies_are_set_and_audited(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: keyed by entity and content class; who changed what is written down."""
+    """Keyed by entity and content class; who changed what is written down (OBX-5)."""
     wanted = RetentionPolicy(30, 1, Disposal.STRIP_PAYLOAD)
     registry = await ann.retention.set_policy("outbox_row", "billing", wanted, reason="the law")
     assert registry["outbox_row", "billing"] == wanted
@@ -88,7 +90,7 @@ async def test_a_wrong_policy_is_refused(
     wanted: RetentionPolicy | None,
     message: str,
 ) -> None:
-    """OBX-5: by the library with the field and the remedy, and by the database whoever asks; nothing is changed."""
+    """By the library with the field and the remedy, and by the database whoever asks; nothing is changed (OBX-5)."""
     with pytest.raises(ConfigurationError, match=message):
         await ann.retention.set_policy(entity, content_class, wanted)
     values = (None, None, None) if wanted is None else (*_days(wanted), wanted.disposal.value)
@@ -113,7 +115,7 @@ WRONG = {
 async def test_a_worker_refuses_a_wrong_configuration_at_its_start(
     dsn: str, conn: asyncpg.Connection, field: str
 ) -> None:
-    """OBX-5: whoever wrote it into the table, and also for a worker that does not sweep."""
+    """Whoever wrote it into the table, and also for a worker that does not sweep (OBX-5)."""
     await conn.execute(WRONG[field])
     registry = HandlerRegistry()
 
@@ -129,7 +131,7 @@ async def test_a_worker_refuses_a_wrong_configuration_at_its_start(
 
 
 async def test_first_a_tombstone_then_the_disposal(conn: asyncpg.Connection) -> None:
-    """OBX-5: 45 days from settlement a row is tombstoned, and 7 days later it is gone."""
+    """45 days from settlement a row is tombstoned, and 7 days later it is gone (OBX-5)."""
     (id,) = await rows(conn, "delivered", 44.9)
     assert swept(await sweep(conn)) == {}
     await age(conn, 0.2)
@@ -144,7 +146,7 @@ async def test_first_a_tombstone_then_the_disposal(conn: asyncpg.Connection) -> 
 
 
 async def test_the_age_runs_from_settlement(conn: asyncpg.Connection) -> None:
-    """OBX-5: an event that waited for years and was delivered yesterday is a day old."""
+    """An event that waited for years and was delivered yesterday is a day old (OBX-5)."""
     (id,) = await rows(conn, "delivered", 1)
     await conn.execute("UPDATE core.outbox SET created_at = now() - interval '900 days', occurred_at = created_at")
     await sweep(conn)
@@ -163,7 +165,7 @@ LEFT = {
 @pytest.mark.parametrize("disposal", LEFT)
 @pytest.mark.parametrize("state", ["tombstone", "discarded"])
 async def test_what_a_disposal_leaves(conn: asyncpg.Connection, disposal: str, state: str) -> None:
-    """OBX-5: STRIP_PAYLOAD nulls payload and headers; RETAIN_METADATA keeps id, type, times, outcome. Each once."""
+    """STRIP_PAYLOAD nulls payload and headers; RETAIN_METADATA keeps id, type, times, outcome. Each once (OBX-5)."""
     await policy(conn, "outbox_row", 45, 7, disposal)
     (id,) = await rows(conn, state, 60, domain=uuid4(), deleted=8)
     before = dict(await row(conn, id))
@@ -183,7 +185,7 @@ async def test_what_a_disposal_leaves(conn: asyncpg.Connection, disposal: str, s
 
 
 async def test_a_class_has_its_own_policy(conn: asyncpg.Connection) -> None:
-    """OBX-5: keyed (entity, content_class): shorter, longer and other disposals beside each other."""
+    """Keyed (entity, content_class): shorter, longer and other disposals beside each other (OBX-5)."""
     await policy(conn, "outbox_row", 10, 0, content_class="brief")
     await policy(conn, "outbox_row", 50, 5, "RETAIN_METADATA", content_class="legal")
     _brief, plain, legal = [
@@ -200,7 +202,9 @@ async def test_a_class_has_its_own_policy(conn: asyncpg.Connection) -> None:
 
 
 async def test_a_failed_row_is_kept_unless_asked(conn: asyncpg.Connection) -> None:
-    """E7, OBX-5: until an operator resolves it, however old it is; with a policy for failed_row it goes like others."""
+    """Until an operator resolves it, however old it is; with a policy for failed_row it goes like others (E7,
+    OBX-5).
+    """
     old, young = (await rows(conn, "failed", 800))[0], (await rows(conn, "failed", 20))[0]
     other = (await rows(conn, "failed", 800, content_class="billing"))[0]
     assert swept(await sweep(conn)) == {}
@@ -218,7 +222,7 @@ async def test_a_failed_row_is_kept_unless_asked(conn: asyncpg.Connection) -> No
 
 @pytest.mark.parametrize("state", ["discarded", "cancelled"])
 async def test_what_was_set_aside_is_not_swept_early(conn: asyncpg.Connection, state: str) -> None:
-    """OBX-5, DLQ-4: it lives its 45 + 7 days from settlement, and its grace from the day it was set aside."""
+    """It lives its 45 + 7 days from settlement, and its grace from the day it was set aside (OBX-5, DLQ-4)."""
     await rows(conn, state, 51.9, deleted=51.9)
     late = (await rows(conn, state, 300, deleted=6.9))[0]
     assert await conn.fetch("SELECT * FROM core.retention_due('discarded', 'operations', '-infinity', 10)") == []
@@ -229,7 +233,7 @@ async def test_what_was_set_aside_is_not_swept_early(conn: asyncpg.Connection, s
 
 
 async def test_the_archive_is_swept_by_its_own_policy(conn: asyncpg.Connection) -> None:
-    """DLQ-2, OBX-5: kept until resolved; discarded rows go like the outbox's; with a policy all go by that."""
+    """Kept until resolved; discarded rows go like the outbox's; with a policy all go by that (DLQ-2, OBX-5)."""
     live = await archived(conn, 300)
     await archived(conn, 60, deleted=8)
     kept = await archived(conn, 60, deleted=6)
@@ -261,7 +265,7 @@ async def test_the_disposals_of_the_archive(conn: asyncpg.Connection, disposal: 
 
 
 async def test_the_inbox_forgets_last(conn: asyncpg.Connection) -> None:
-    """OBX-5: 60 + 7 days, with nothing in between: until it is gone it counts."""
+    """60 + 7 days, with nothing in between: until it is gone it counts (OBX-5)."""
     for days in (66.9, 67.1, 0):
         await conn.execute(
             "INSERT INTO core.event_handled VALUES ($1, 'k', now() - $2 * interval '24 hours', 'shop')",
@@ -274,7 +278,9 @@ async def test_the_inbox_forgets_last(conn: asyncpg.Connection) -> None:
 
 
 async def test_workers_read_the_inbox_in_parts(conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBX-5: a pass reads a share of it and the next one goes on there, until all of it was read; then from the top."""
+    """A pass reads a share of it and the next one goes on there, until all of it was read; then from the top
+    (OBX-5).
+    """
     monkeypatch.setattr(holdfast.postgres.retention, "_PAGES", 4)
     monkeypatch.setattr(holdfast.postgres.retention, "_PASSES_A_DAY", 3)
     await conn.execute(
@@ -297,7 +303,7 @@ async def test_workers_read_the_inbox_in_parts(conn: asyncpg.Connection, monkeyp
 
 
 async def test_an_inbox_larger_than_a_batch(conn: asyncpg.Connection) -> None:
-    """OBX-5, E7: nothing is passed over when a batch ends in the middle of a page."""
+    """Nothing is passed over when a batch ends in the middle of a page (OBX-5, E7)."""
     await conn.execute(
         """INSERT INTO core.event_handled
            SELECT 'a.b', n::text, now() - interval '68 days', 'shop' FROM generate_series(1, 12000) n"""
@@ -309,7 +315,7 @@ async def test_an_inbox_larger_than_a_batch(conn: asyncpg.Connection) -> None:
 
 
 async def test_keys_are_freed_when_no_event_needs_them(conn: asyncpg.Connection) -> None:
-    """PUB-2, OBX-5: of events that are delivered, discarded or gone; an open event or a dead letter keeps its key."""
+    """Of events that are delivered, discarded or gone; an open event or a dead letter keeps its key (PUB-2, OBX-5)."""
     kept = {state: (await rows(conn, state, 1))[0] for state in ("pending", "in_flight", "future", "failed")}
     freed = {state: (await rows(conn, state, 1))[0] for state in ("delivered", "discarded", "cancelled", "tombstone")}
     for state, id in ({**kept, **freed, "gone": uuid4()}).items():
@@ -320,7 +326,7 @@ async def test_keys_are_freed_when_no_event_needs_them(conn: asyncpg.Connection)
 
 
 async def test_a_key_that_changes_hands_is_not_freed(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """PUB-2: a producer that takes a settled event's key over at this moment keeps it."""
+    """A producer that takes a settled event's key over at this moment keeps it (PUB-2)."""
     shop = Publisher("shop")
     async with conn.transaction():
         await shop.publish(conn, EVENT, {}, key="k")
@@ -344,7 +350,7 @@ VALUES ('ann', '{}', 0, 1, 1, 0.5, '1 minute', $1, CASE WHEN $1 IN ('done', 'can
 
 @pytest.mark.parametrize(("state", "held"), [("open", True), ("stopped", True), ("done", False)])
 async def test_rows_of_an_unfinished_plan_are_kept(conn: asyncpg.Connection, state: str, held: bool) -> None:
-    """DLQ-4, OBX-5: whatever their age and state, until the plan is finished."""
+    """Whatever their age and state, until the plan is finished (DLQ-4, OBX-5)."""
     await policy(conn, "failed_row", 45, 7)
     found = [
         (await rows(conn, each, 100, deleted=100))[0] for each in ("delivered", "tombstone", "failed", "discarded")
@@ -363,8 +369,9 @@ DONE, BESIDE = 60_000, 8_000
 
 
 async def test_only_what_is_done_and_past_its_age_goes(conn: asyncpg.Connection) -> None:
-    """E7: beside failed, in flight, pending and future-dated rows of any age; in batches of 5,000 rows at most, which
-    take less than 200 ms each."""
+    """Beside failed, in flight, pending and future-dated rows of any age; in batches of 5,000 rows at most, which
+    take less than 200 ms each (E7).
+    """
     await conn.execute("SET session_replication_role = replica")  # the bell has no part in this
     gone = set(await rows(conn, "tombstone", 60, DONE // 2, deleted=8))
     marked = set(await rows(conn, "delivered", 46, DONE // 2))
@@ -407,8 +414,9 @@ STEPS_WITH_ROWS = ["delivered", "tombstones", "discarded", "archived", "archive_
 
 
 async def test_a_sweep_does_not_read_what_has_to_stay(conn: asyncpg.Connection) -> None:
-    """E7, OBX-5: kept classes, tombstones in their grace, failed rows and what was stripped long ago lie beside what is
-    due, and not before it."""
+    """Kept classes, tombstones in their grace, failed rows and what was stripped long ago lie beside what is
+    due, and not before it (E7, OBX-5).
+    """
     await conn.execute("SET session_replication_role = replica")
     await policy(conn, "outbox_row", 50, 1, "RETAIN_METADATA", content_class="audit")
     await policy(conn, "archive_row", 40, 1)
@@ -436,7 +444,7 @@ async def test_a_sweep_does_not_read_what_has_to_stay(conn: asyncpg.Connection) 
 
 
 async def test_batches_keep_to_their_time() -> None:
-    """E7: they grow while they are quick, shrink when they are slow, and never pass 5,000 rows."""
+    """They grow while they are quick, shrink when they are slow, and never pass 5,000 rows (E7)."""
     batch_size = BatchSize()
     for _ in range(20):
         batch_size.took(0.001)
@@ -451,7 +459,7 @@ async def test_batches_keep_to_their_time() -> None:
 
 
 async def test_a_caller_cannot_ask_for_more_than_5000(conn: asyncpg.Connection) -> None:
-    """E7: whatever the limit that it names."""
+    """Whatever the limit that it names (E7)."""
     await conn.execute("SET session_replication_role = replica")
     await rows(conn, "delivered", 46, 5_200)
     found = await conn.fetchrow("SELECT * FROM core.retention_sweep('delivered', 'operations', '-infinity', 1000000)")
@@ -462,7 +470,7 @@ async def test_a_caller_cannot_ask_for_more_than_5000(conn: asyncpg.Connection) 
 
 
 async def test_two_sweepers_at_once(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """OBX-5, B12: neither waits for the other, each row is taken once, and nothing that has to stay goes."""
+    """Neither waits for the other, each row is taken once, and nothing that has to stay goes (OBX-5, B12)."""
     await conn.execute("SET session_replication_role = replica")
     await rows(conn, "delivered", 46, 6_000)
     await rows(conn, "tombstone", 60, 6_000, deleted=8)
@@ -477,7 +485,7 @@ async def test_two_sweepers_at_once(conn: asyncpg.Connection, other: asyncpg.Con
 
 
 async def test_what_is_locked_is_passed_over(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """B12: an operator who holds a row makes no sweep wait; the next one takes it."""
+    """An operator who holds a row makes no sweep wait; the next one takes it (B12)."""
     held, free = (await rows(conn, "tombstone", 60, deleted=8))[0], (await rows(conn, "tombstone", 60, deleted=8))[0]
     async with other.transaction():
         await other.execute("SELECT FROM core.outbox WHERE id = $1 FOR UPDATE", held)
@@ -494,7 +502,7 @@ SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM pg_advisory_xact_lock_
 
 
 async def test_what_was_restored_in_between_stays(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """DLQ-4: found as due, restored by an operator while the sweep is still looking, and left alone by it."""
+    """Found as due, restored by an operator while the sweep is still looking, and left alone by it (DLQ-4)."""
     await rows(conn, "discarded", 60, deleted=8)
     await conn.fetchval(PLAN, "open")  # so that each row is asked whether it is planned
     await conn.execute(PAUSE)
@@ -509,7 +517,7 @@ async def test_what_was_restored_in_between_stays(conn: asyncpg.Connection, othe
 
 
 async def test_sweeps_beside_running_workers(dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """OBX-5: every event is handled once while old rows go, and no lease is lost to a sweep."""
+    """Every event is handled once while old rows go, and no lease is lost to a sweep (OBX-5)."""
     await conn.execute("SET session_replication_role = replica")
     await rows(conn, "delivered", 46, 4_000)
     await rows(conn, "tombstone", 60, 4_000, deleted=8)
@@ -567,7 +575,7 @@ def idle() -> HandlerRegistry:
 
 
 async def test_a_worker_sweeps(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
-    """OBX-5: beside its work, and tells what it took; it writes no audit, because nobody asked for it."""
+    """Beside its work, and tells what it took; it writes no audit, because nobody asked for it (OBX-5)."""
     await rows(conn, "delivered", 46, 30)
     await rows(conn, "tombstone", 60, 20, deleted=8)
     facts = Facts()
@@ -582,7 +590,7 @@ async def test_a_worker_sweeps(dsn: str, conn: asyncpg.Connection, eager: None) 
 
 
 async def test_a_worker_may_be_told_not_to(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
-    """OBX-5: the setting sweep=False."""
+    """The setting sweep=False (OBX-5)."""
     await rows(conn, "delivered", 46)
     facts = Facts()
     async with running(dsn, idle(), facts, sweep=False):
@@ -593,7 +601,7 @@ async def test_a_worker_may_be_told_not_to(dsn: str, conn: asyncpg.Connection, e
 
 
 async def test_one_sweeps_at_a_time(conn: asyncpg.Connection) -> None:
-    """OBX-5: the others wait until it is done and the rest is over, or until it was not heard of for a minute."""
+    """The others wait until it is done and the rest is over, or until it was not heard of for a minute (OBX-5)."""
     one, two = uuid4(), uuid4()
 
     async def may(sweeper: UUID, *, force: bool = False) -> bool:
@@ -617,7 +625,7 @@ async def test_one_sweeps_at_a_time(conn: asyncpg.Connection) -> None:
 
 
 async def test_of_two_workers_one_sweeps(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
-    """OBX-5: together they take each row once."""
+    """Together they take each row once (OBX-5)."""
     await rows(conn, "delivered", 46, 300)
     facts, others = Facts(), Facts()
     async with running(dsn, idle(), facts, name="one"), running(dsn, idle(), others, name="two"):
@@ -629,7 +637,7 @@ async def test_of_two_workers_one_sweeps(dsn: str, conn: asyncpg.Connection, eag
 
 
 async def test_a_sweep_that_fails_does_not_silence_the_worker(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
-    """OBX-5: it is told once, with a remedy, and the heartbeat goes on."""
+    """It is told once, with a remedy, and the heartbeat goes on (OBX-5)."""
     await rows(conn, "tombstone", 60, deleted=8)
     await conn.execute(
         """CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -649,7 +657,7 @@ async def test_a_sweep_that_fails_does_not_silence_the_worker(dsn: str, conn: as
 
 
 async def test_a_row_that_cannot_go_stops_nothing_else(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
-    """OBX-5, E7: its step and class wait for the next pass; everything else is swept, and it is told once."""
+    """Its step and class wait for the next pass; everything else is swept, and it is told once (OBX-5, E7)."""
     (stuck,) = await rows(conn, "tombstone", 60, content_class="billing", deleted=8)
     await rows(conn, "tombstone", 60, 3, deleted=8)
     await rows(conn, "discarded", 60, 2, deleted=8)
@@ -685,7 +693,7 @@ SWEEPS = (
 
 
 async def test_a_worker_cannot_speak_for_a_person(conn: asyncpg.Connection) -> None:
-    """S17, OBX-2: only operators and the owner name an actor; a worker sweeps without one."""
+    """Only operators and the owner name an actor; a worker sweeps without one (S17, OBX-2)."""
     for statement in SWEEPS:
         for role, actor in (("holdfast_operator", ANN), ("holdfast_owner", ANN), ("holdfast_worker", None)):
             async with conn.transaction():
@@ -698,7 +706,7 @@ async def test_a_worker_cannot_speak_for_a_person(conn: asyncpg.Connection) -> N
 
 
 async def test_a_pass_goes_on_after_a_fault(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """OBX-5: where it was, with smaller batches."""
+    """Where it was, with smaller batches (OBX-5)."""
     await rows(conn, "delivered", 46, 10)
     batch_size = BatchSize()
     passing = Sweep(QUERIES, batch_size)
@@ -717,7 +725,7 @@ async def test_a_pass_goes_on_after_a_fault(conn: asyncpg.Connection, other: asy
 
 
 async def test_zero_days_delete_with_the_settle(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-5: no sweep is needed; the inbox remembers all the same, and other classes are kept."""
+    """No sweep is needed; the inbox remembers all the same, and other classes are kept (OBX-5)."""
     await policy(conn, "outbox_row", 0, 0, content_class="brief")
     registry, seen = HandlerRegistry(), []
 
@@ -747,7 +755,7 @@ async def _count_is(conn: asyncpg.Connection, count: int) -> bool:
 
 
 async def test_zero_days_and_a_transactional_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-5, LSN-5: the handler's transaction deletes the row; one that fails keeps it for the retry."""
+    """The handler's transaction deletes the row; one that fails keeps it for the retry (OBX-5, LSN-5)."""
     await conn.execute("CREATE TABLE effects (n int)")
     await policy(conn, "outbox_row", 0, 0)
     registry, runs = HandlerRegistry(), []
@@ -767,7 +775,7 @@ async def test_zero_days_and_a_transactional_handler(dsn: str, conn: asyncpg.Con
 
 
 async def test_zero_days_and_a_lost_lease(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: the settle that deletes is fenced like every other."""
+    """The settle that deletes is fenced like every other (LSN-3)."""
     await policy(conn, "outbox_row", 0, 0)
     registry = HandlerRegistry()
 
@@ -788,7 +796,7 @@ async def test_zero_days_and_a_lost_lease(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5, OPS-1, S17: what is due is shown, taken in batches that are told, and written into the audit."""
+    """What is due is shown, taken in batches that are told, and written into the audit (OBX-5, OPS-1, S17)."""
     await rows(conn, "delivered", 46, 30)
     await rows(conn, "tombstone", 60, 20, content_class="billing", deleted=8)
     await conn.execute("INSERT INTO core.outbox_keys VALUES ('shop', 'k', gen_random_uuid())")
@@ -821,7 +829,7 @@ async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> No
 async def test_show_reads_no_more_than_it_may(
     conn: asyncpg.Connection, ann: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBS-4: counts end at a limit."""
+    """Counts end at a limit (OBS-4)."""
     monkeypatch.setattr(holdfast.postgres.operations.retention, "MOST", 10)
     await rows(conn, "delivered", 46, 30)
     report = await ann.retention.report()
@@ -829,7 +837,7 @@ async def test_show_reads_no_more_than_it_may(
 
 
 async def test_an_operator_takes_the_turn(conn: asyncpg.Connection, ann: Operator) -> None:
-    """OBX-5: a worker that sweeps leaves it to the operator."""
+    """A worker that sweeps leaves it to the operator (OBX-5)."""
     worker, turns = uuid4(), []
     assert await acquire_sweep(conn, QUERIES, worker, timedelta(0)) is not None
     assert (await ann.retention.report()).sweeping
@@ -846,7 +854,7 @@ async def test_an_operator_takes_the_turn(conn: asyncpg.Connection, ann: Operato
 
 
 async def test_the_worker_role_may_sweep_and_no_more(conn: asyncpg.Connection) -> None:
-    """OBX-2, P10: by the policies and the clock; it can neither change a policy nor erase."""
+    """By the policies and the clock; it can neither change a policy nor erase (OBX-2, P10)."""
     await rows(conn, "delivered", 46, 3)
     await rows(conn, "delivered", 1, 3)
     async with conn.transaction():
@@ -867,7 +875,7 @@ async def test_the_worker_role_may_sweep_and_no_more(conn: asyncpg.Connection) -
 
 
 async def test_publishing_while_a_sweep_holds_its_rows(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """OBX-5: a producer never waits for a sweep."""
+    """A producer never waits for a sweep (OBX-5)."""
     await rows(other, "delivered", 46, 100)
     async with other.transaction():
         await other.execute("SELECT core.retention_sweep('delivered', 'operations', '-infinity', 100)")

@@ -1,4 +1,4 @@
-"""OPS-1, OBX-5, DLQ-2: holdfast retention and holdfast archive: what is printed, what is asked, how they exit."""
+"""holdfast retention and holdfast archive: what is printed, what is asked, how they exit (OPS-1, OBX-5, DLQ-2)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def value(connection: asyncpg.Connection, sql: str) -> Any:
 
 
 def test_show(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OBX-5: the policies, what is due, the last sweep; as a table and as one document."""
+    """The policies, what is due, the last sweep; as a table and as one document (OBX-5)."""
     database(rows, "delivered", 46, 12)
     code, out, err = holdfast("retention", "show")
     assert (code, err) == (0, "")
@@ -72,7 +72,7 @@ def test_show(holdfast: Run, database: Callable[..., Any]) -> None:
 
 
 def test_sweep_asks_with_the_number(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OPS-1: where nobody can answer it needs --yes, and changes nothing without it."""
+    """Where nobody can answer it needs --yes, and changes nothing without it (OPS-1)."""
     database(rows, "delivered", 46, 12)
     code, out, err = holdfast("retention", "sweep")
     assert code == 2
@@ -84,7 +84,7 @@ def test_sweep_asks_with_the_number(holdfast: Run, database: Callable[..., Any])
 
 
 def test_sweep(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OBX-5: what was done, in how many batches; a second sweep finds nothing."""
+    """What was done, in how many batches; a second sweep finds nothing (OBX-5)."""
     database(rows, "delivered", 46, 12)
     database(rows, "tombstone", 60, 3, deleted=8)
     code, out, _ = holdfast("retention", "sweep", "--yes", "--json", "--reason", "the disk is full")
@@ -99,7 +99,7 @@ def test_sweep(holdfast: Run, database: Callable[..., Any]) -> None:
 
 
 def test_set(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OBX-5: adds, changes, removes; a wrong one is refused with the remedy and exit code 2."""
+    """Adds, changes, removes; a wrong one is refused with the remedy and exit code 2 (OBX-5)."""
     code, out, _ = holdfast(
         "retention", "set", "outbox_row", "--class", "billing", "--active-days", "30", "--grace-days", "3",
         "--disposal", "STRIP_PAYLOAD", "--yes", "--json",
@@ -124,7 +124,7 @@ def test_set(holdfast: Run, database: Callable[..., Any]) -> None:
 
 
 def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OBX-5: previewed, asked with the number, done; 1 while something of the domain is open."""
+    """Previewed, asked with the number, done; 1 while something of the domain is open (OBX-5)."""
     domain = uuid4()
     database(rows, "delivered", 10, 4, domain=domain)
     database(archived, 10, 2, domain=domain)
@@ -145,7 +145,7 @@ def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
 
 
 def test_an_erasure_counts_dead_letters_before_it(holdfast: Run, database: Callable[..., Any]) -> None:
-    """S6, DLQ-4: they cannot be replayed once they are erased."""
+    """They cannot be replayed once they are erased (S6, DLQ-4)."""
     domain = uuid4()
     database(rows, "failed", 1, 2, domain=domain)
     database(rows, "discarded", 1, domain=domain)
@@ -161,7 +161,7 @@ def test_a_policy_that_cannot_be_is_refused_before_the_question(holdfast: Run) -
 
 
 def test_what_a_sweep_had_to_leave(holdfast: Run, database: Callable[..., Any]) -> None:
-    """OBX-5, OPS-1: it is named, the rest is swept, and the command fails."""
+    """It is named, the rest is swept, and the command fails (OBX-5, OPS-1)."""
     (stuck,) = database(rows, "tombstone", 60, content_class="billing", deleted=8)
     database(rows, "discarded", 60, deleted=8)
     database(value, "CREATE TABLE public.invoices (event uuid REFERENCES core.outbox)")
@@ -177,7 +177,7 @@ def test_what_a_sweep_had_to_leave(holdfast: Run, database: Callable[..., Any]) 
 
 
 def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
-    """DLQ-2, OPS-1: list, show, replay, discard and restore."""
+    """List, show, replay, discard and restore (DLQ-2, OPS-1)."""
     first, second = database(archived, 2, 2)
     code, out, _ = holdfast("archive", "list", "--json")
     assert (code, [each["id"] for each in json.loads(out)]) == (0, [second, first])
@@ -212,7 +212,7 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
 
 
 def test_archived_dead_letters_by_cause(holdfast: Run, database: Callable[..., Any]) -> None:
-    """DLQ-2, DLQ-5: grouped, replayed and discarded as those of the outbox are."""
+    """Grouped, replayed and discarded as those of the outbox are (DLQ-2, DLQ-5)."""
     database(archived, 2, 5)
     database(value, "UPDATE core.archive SET error_signature = 'b' WHERE id % 2 = 0")
     database(value, "UPDATE core.archive SET error_signature = 'a' WHERE error_signature <> 'b'")

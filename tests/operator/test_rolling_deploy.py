@@ -16,8 +16,10 @@ EVENT = "order.placed"
 
 
 async def test_a_rolling_deploy_under_load(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1, GEN-2: two workers of the old code are replaced by two of the new one under load: no event meets the
-    other generation's code, none takes a second attempt, and nothing is stranded when the old one is retired."""
+    """Two workers of the old code are replaced by two of the new one under load: no event meets the
+    other generation's code, none takes a second attempt, and nothing is stranded when the old one is retired
+    (GEN-1, GEN-2).
+    """
     handled: dict[str, list[int]] = {"old": [], "new": []}  # by code, the generation in each payload
     stop = asyncio.Event()
     published = 0

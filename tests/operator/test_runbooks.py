@@ -100,7 +100,7 @@ async def publish(conn: asyncpg.Connection, *payloads: dict[str, object]) -> Non
 
 
 async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4, DLQ-4, DLQ-5: from the page to nothing left, and each step in the audit."""
+    """From the page to nothing left, and each step in the audit (OPS-4, DLQ-4, DLQ-5)."""
     command = ["holdfast", "worker", "app.handlers:registry", "--poll-interval", "0.5"]
     worker = subprocess.Popen(command, cwd=shop["PWD"], env=shop, stderr=subprocess.DEVNULL)
     try:
@@ -122,7 +122,7 @@ async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, 
 
 
 async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4: also the drill: writes are consistent without a worker, and delivered when one is there."""
+    """Also the drill: writes are consistent without a worker, and delivered when one is there (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
     await publish(conn, {"order_id": 1, "card": "1"}, {"order_id": 2, "card": "1"})
     await conn.execute("UPDATE core.outbox SET generation = 12")
@@ -136,7 +136,7 @@ async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) ->
 
 
 async def test_generations(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4, GEN-3: a deployment without workers is given up, what waits is moved; the drill does it all again."""
+    """A deployment without workers is given up, what waits is moved; the drill does it all again (OPS-4, GEN-3)."""
     Path(shop["PWD"], "fixed").touch()
     command = ["holdfast", "worker", "app.handlers:registry", "--name", "serving"]
     worker = subprocess.Popen(command, cwd=shop["PWD"], env=shop, stderr=subprocess.DEVNULL)
@@ -155,7 +155,7 @@ async def test_generations(conn: asyncpg.Connection, shop: dict[str, str]) -> No
 
 
 async def test_scaling_out(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OPS-4: more workers, fewer workers, a channel of its own; the drill loses nothing."""
+    """More workers, fewer workers, a channel of its own; the drill loses nothing (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
     await typed("scaling-out.md", shop)
     assert await conn.fetch("SELECT status, count(*) FROM core.outbox GROUP BY 1") == [("delivered", 40)]
@@ -163,7 +163,7 @@ async def test_scaling_out(conn: asyncpg.Connection, shop: dict[str, str]) -> No
 
 
 async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str], empty_dsn: str) -> None:
-    """OPS-4: what was open in the backup is delivered from the restored database, and what was handled is not."""
+    """What was open in the backup is delivered from the restored database, and what was handled is not (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
     await publish(conn, {"order_id": 1, "card": "1"}, {"order_id": 2, "card": "1"})
     await conn.execute("""
@@ -184,7 +184,7 @@ async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str]
 
 
 async def test_alerts(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
-    """OBS-3, OPS-4: what each alert says to look at, and a drill whose outage is seen in the metrics."""
+    """What each alert says to look at, and a drill whose outage is seen in the metrics (OBS-3, OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as found:
         port = found.getsockname()[1]
@@ -195,7 +195,7 @@ async def test_alerts(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
 
 
 def test_every_runbook_has_a_drill() -> None:
-    """OPS-4: each page ends with one, and a test types it."""
+    """Each page ends with one, and a test types it (OPS-4)."""
     pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
     assert {page.stem for page in pages} >= {
         "event-delivery", "dead-letters", "generations", "scaling-out", "backup-and-restore",

@@ -47,7 +47,7 @@ async def plan(conn: asyncpg.Connection) -> None:
 
 
 async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, operator: Operator) -> None:
-    """IDM-4: waiting, overdue, unserved or paused; when the next slots are, and whose declaration it is."""
+    """Waiting, overdue, unserved or paused; when the next slots are, and whose declaration it is (IDM-4)."""
     assert await operator.schedules.all() == []
     await declare(conn, generation=3, cron="0 7 * * *", timezone="Europe/Berlin")
     await plan(conn)
@@ -73,7 +73,7 @@ async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, o
 
 
 async def test_a_schedule_is_triggered(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """IDM-4: an event now, beside its slots, also while it is paused; audited with the event's id."""
+    """An event now, beside its slots, also while it is paused; audited with the event's id (IDM-4)."""
     await declare(conn, payload={"n": 1})
     await operator.schedules.pause(NAME)
     before = await stored(conn)
@@ -98,7 +98,7 @@ async def test_a_schedule_is_triggered(dsn: str, conn: asyncpg.Connection, opera
 async def test_a_pause_leaves_slots_out_and_a_resume_begins_now(
     dsn: str, conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """IDM-4: whatever the policy is; a worker that runs notices; audited; again it changes nothing."""
+    """Whatever the policy is; a worker that runs notices; audited; again it changes nothing (IDM-4)."""
     registry = declaring(every=timedelta(seconds=1), missed="all")
     async with running(dsn, registry):
         await until(lambda: conn.fetchval("SELECT count(*) > 0 FROM core.outbox"), what="a slot")
@@ -123,7 +123,7 @@ async def test_a_pause_leaves_slots_out_and_a_resume_begins_now(
 async def test_a_paused_schedule_is_not_fired_by_who_saw_it_before(
     conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """IDM-4: a pause holds from the moment of its commit, also for a worker that was about to fire."""
+    """A pause holds from the moment of its commit, also for a worker that was about to fire (IDM-4)."""
     await declare(conn)
     await rewind(conn, HOUR)
     (seen,) = await schedules().watch(conn, [NAME])
@@ -135,7 +135,7 @@ async def test_a_paused_schedule_is_not_fired_by_who_saw_it_before(
 
 
 async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Connection, operator: Operator) -> None:
-    """IDM-4: refused while a living worker does, which is written down as well."""
+    """Refused while a living worker does, which is written down as well (IDM-4)."""
     await declare(conn)
     with pytest.raises(Refused, match="a living worker declares"):
         await operator.schedules.remove(NAME, reason="it is gone")
@@ -152,7 +152,7 @@ async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Conne
 
 
 async def test_what_is_not_there_cannot_be_changed(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-1: the error names the command that lists them; nothing is audited."""
+    """The error names the command that lists them; nothing is audited (OPS-1)."""
     calls = (
         operator.schedules.detail("reports.none"),
         operator.schedules.trigger("reports.none"),
@@ -172,7 +172,7 @@ async def test_what_is_not_there_cannot_be_changed(conn: asyncpg.Connection, ope
 
 
 def test_the_command_line(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """OPS-1: tables and JSON, questions, dry runs, reasons, and exit codes 0, 1 and 2."""
+    """Tables and JSON, questions, dry runs, reasons, and exit codes 0, 1 and 2 (OPS-1)."""
     made(dsn, declare, payload={"card": "canary"})
     made(dsn, plan)
     code, out, _ = holdfast("schedules", "list")
@@ -230,7 +230,7 @@ async def findings(conn: asyncpg.Connection) -> list[Finding]:
 
 
 async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-5: overdue is a problem, with or without somebody who looks; unserved is a warning; paused is neither."""
+    """Overdue is a problem, with or without somebody who looks; unserved is a warning; paused is neither (OPS-5)."""
     await declare(conn)
     await plan(conn)
     assert await findings(conn) == []
@@ -257,7 +257,7 @@ async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.
 async def test_doctor_names_schedules_that_are_ahead_of_the_clock(
     dsn: str, conn: asyncpg.Connection, operator: Operator
 ) -> None:
-    """OPS-5, IDM-4: the server's clock was ahead when a slot was fired; the remedy, as it is printed, helps."""
+    """The server's clock was ahead when a slot was fired; the remedy, as it is printed, helps (OPS-5, IDM-4)."""
     await declare(conn)
     await plan(conn)
     slot = (await stored(conn))["next_slot"]
@@ -282,7 +282,7 @@ async def _calm(conn: asyncpg.Connection) -> bool:
 
 
 async def test_schedules_are_metrics(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OBS-3: how long each is overdue, whether somebody declares it, and whether it is paused."""
+    """How long each is overdue, whether somebody declares it, and whether it is paused (OBS-3)."""
 
     async def samples() -> list[str]:
         text = await operator.metrics()

@@ -139,7 +139,7 @@ def normal(text: str) -> str:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_screens(columns: int, dsn: str, names: dict[str, str]) -> None:
-    """OPS-1: prose ends at words, and an id or a name is never broken."""
+    """Prose ends at words, and an id or a name is never broken (OPS-1)."""
     shown: list[str] = []
     for screen in SCREENS:
         asyncio.run(stay_alive(dsn))
@@ -155,7 +155,7 @@ def test_screens(columns: int, dsn: str, names: dict[str, str]) -> None:
 
 
 def test_what_is_piped_is_plain(dsn: str, names: dict[str, str]) -> None:
-    """OPS-1: no colours, no frames, and one line for each row, however wide."""
+    """No colours, no frames, and one line for each row, however wide (OPS-1)."""
     environment = {**os.environ, "HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": "ann", "COLUMNS": "40"}
     for screen in ("status", "failed list", "failed groups", "workers list", "migrate status", "events show {event}"):
         words = [word.format(**names) for word in screen.split()]

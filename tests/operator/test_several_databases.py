@@ -72,7 +72,7 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     monkeypatch: pytest.MonkeyPatch,
     holdfast: Run,
 ) -> None:
-    """SCL-4: two processes serve two databases beside one that is away; health, metrics and logs name each."""
+    """Two processes serve two databases beside one that is away; health, metrics and logs name each (SCL-4)."""
     (tmp_path / "app.py").write_text(APP)
     several = f"orders={dsn} billing={other_dsn} gone={NOWHERE}"
     words = ("worker", "app:registry", "--processes", "2", "--metrics", "0", "--health", "0", "--poll-interval", "0.3")
@@ -138,7 +138,7 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
 
 
 def test_databases_that_are_away_have_remedies_of_their_own(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCL-4, OPS-1: a list of none would be taken for good news."""
+    """A list of none would be taken for good news (SCL-4, OPS-1)."""
     monkeypatch.setenv("HOLDFAST_DSN", f"orders={NOWHERE} billing={NOWHERE}")
     code, out, err = holdfast("failed", "list")
     assert (code, out) == (1, "")
@@ -151,7 +151,7 @@ def test_databases_that_are_away_have_remedies_of_their_own(holdfast: Run, monke
 def test_a_list_does_not_answer_for_a_database_that_is_away(
     dsn: str, other_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-4, OPS-1: "none" is said of those that were read; a hint about a name is said of each, with its command."""
+    """ "none" is said of those that were read; a hint about a name is said of each, with its command (SCL-4, OPS-1)."""
     monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} gone={NOWHERE}")
     code, out, err = holdfast("failed", "list")
     assert (code, out) == (1, "none in orders\n") and "database gone:" in err
@@ -168,7 +168,7 @@ def test_a_list_does_not_answer_for_a_database_that_is_away(
 async def test_a_remedy_names_the_database_and_the_schema(
     dsn: str, other_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-4, OPS-1: typed as it is printed it is for the database that it was printed for."""
+    """Typed as it is printed it is for the database that it was printed for (SCL-4, OPS-1)."""
     run = asyncio.to_thread
     monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} billing={other_dsn}")
     code, _, err = await run(holdfast, "handlers", "show", "x.y", "--database", "billing")
@@ -184,7 +184,7 @@ async def test_a_remedy_names_the_database_and_the_schema(
 
 
 def test_a_broker_is_for_one_database(holdfast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCL-4: what one outbox has sent to a broker must not be taken for another's."""
+    """What one outbox has sent to a broker must not be taken for another's (SCL-4)."""
     (tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
     words = ("worker", "app:registry", "--dsn", f"a={NOWHERE}", "--dsn", f"b={NOWHERE}", "--substrate", "nats://x")
@@ -193,7 +193,7 @@ def test_a_broker_is_for_one_database(holdfast: Run, tmp_path: Path, monkeypatch
 
 
 def test_addresses_have_names() -> None:
-    """SCL-4: one address needs no name; of several each has one, and a command says which."""
+    """One address needs no name; of several each has one, and a command says which (SCL-4)."""
     assert named("x", [NOWHERE]) == {"": NOWHERE}
     assert named("x", [f"a={NOWHERE}", f"b-1.eu={NOWHERE}?options=-c%20a=b"]) == {
         "a": NOWHERE,
@@ -218,14 +218,14 @@ def test_addresses_have_names() -> None:
     ],
 )
 def test_what_is_wrong_with_a_list_of_addresses_is_said(value: str, problem: str, remedy: str) -> None:
-    """SCL-4, OPS-1: and not that a password may need other characters; no password is shown."""
+    """And not that a password may need other characters; no password is shown (SCL-4, OPS-1)."""
     with pytest.raises(ConfigurationError, match=problem) as refused:
         named("HOLDFAST_DSN", [value])
     assert remedy in str(refused.value) and "s3cret" not in str(refused.value)
 
 
 def test_remedies_name_the_database() -> None:
-    """SCL-4, OPS-1: each command that is printed to be typed, and no prose."""
+    """Each command that is printed to be typed, and no prose (SCL-4, OPS-1)."""
     remember([])  # what a command before this test was given
     for text, said in (
         ("holdfast failed groups", "holdfast failed groups --database orders"),
@@ -238,7 +238,7 @@ def test_remedies_name_the_database() -> None:
 
 
 def test_remedies_are_commands_of_the_program_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S20: what `manage.py holdfast` says to type next can be typed in that project."""
+    """What `manage.py holdfast` says to type next can be typed in that project (S20)."""
     assert remember([]) == {}  # as with no argument at all
     text = "no worker serves it: holdfast workers list --json"
     assert as_typed(text) == text
@@ -251,7 +251,7 @@ def test_remedies_are_commands_of_the_program_that_was_typed(monkeypatch: pytest
 def test_findings_say_what_to_type_where_they_are_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S20, OPS-1: with the name, the schema and the database of the command, as every other remedy."""
+    """With the name, the schema and the database of the command, as every other remedy (S20, OPS-1)."""
     monkeypatch.setenv(TYPED_AS, "python manage.py holdfast")
     finding = Finding("problem", "worker-silent", "w1", "a worker is silent", "for 90 s", "holdfast workers list")
     remember(["doctor", "--schema", "shop"])

@@ -38,7 +38,7 @@ def python(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"], ["-h"]])
 def test_what_is_imported(arguments: list[str]) -> None:
-    """OPS-1: holdfast --help in 0.4 s and holdfast version in 0.25 s, which is a matter of imports."""
+    """holdfast --help in 0.4 s and holdfast version in 0.25 s, which is a matter of imports (OPS-1)."""
     done = python("-c", IMPORTED, *arguments)
     code, imported = json.loads(done.stderr)
     assert (code, SLOW & set(imported)) == (0, set())
@@ -66,7 +66,7 @@ def every(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", every(app.command_tree(*app.COMMANDS)), ids=" ".join)
 def test_help_reads_as_text(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """OPS-1: at 80 columns, without the names of Python's types, frames or colours."""
+    """At 80 columns, without the names of Python's types, frames or colours (OPS-1)."""
     assert app.run([*path, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
@@ -82,7 +82,7 @@ def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_python_m_holdfast() -> None:
-    """RUN-1: the same command, also where the script is not on the PATH."""
+    """The same command, also where the script is not on the PATH (RUN-1)."""
     done = python("-m", "holdfast", "version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "holdfast")
     assert "Usage: holdfast [OPTIONS] COMMAND" in python("-m", "holdfast", "--help").stdout
@@ -105,7 +105,7 @@ MISSING = {
 
 @pytest.mark.parametrize("extra", MISSING)
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(extra: str) -> None:
-    """RUN-1: the last line of what is printed; the command line prints no other."""
+    """The last line of what is printed; the command line prints no other (RUN-1)."""
     done = python("-c", f"{PROGRAM}\n{MISSING[extra]}", hidden_from(None))
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]

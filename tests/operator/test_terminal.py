@@ -92,7 +92,9 @@ def rows(dsn: str, query: str) -> list[Any]:
 
 
 def test_an_interrupt_ends_a_question(dsn: str) -> None:
-    """OPS-1: Ctrl-C is a no, and nothing is changed. One that asyncio takes ends with 130, and only the second does."""
+    """Ctrl-C is a no, and nothing is changed. One that asyncio takes ends with 130, and only the second does
+    (OPS-1).
+    """
     made(dsn, fail, 3)
     with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
         screen.until(lambda shown: "Discard 3 events? [y/N]" in shown)
@@ -103,7 +105,7 @@ def test_an_interrupt_ends_a_question(dsn: str) -> None:
 
 
 def test_a_long_question_ends_at_words(dsn: str) -> None:
-    """OPS-1: at 80 columns, with the answer behind its last word."""
+    """At 80 columns, with the answer behind its last word (OPS-1)."""
     name = "ledger.book_into_the_general_ledger_of_the_whole_company"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT core.subscribe('ledger', %s, ARRAY['order.placed'])", (name,))
@@ -115,7 +117,7 @@ def test_a_long_question_ends_at_words(dsn: str) -> None:
 
 
 def test_who_is_in_the_way_is_told_in_lines_that_fit(dsn: str) -> None:
-    """OPS-1, OPS-5: at 80 columns, while a command waits for the lock and when it gives up."""
+    """At 80 columns, while a command waits for the lock and when it gives up (OPS-1, OPS-5)."""
     with psycopg.connect(dsn, application_name="a nightly report with a long name") as other:
         other.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
         with terminal(dsn, "doctor") as screen:
@@ -127,7 +129,7 @@ def test_who_is_in_the_way_is_told_in_lines_that_fit(dsn: str) -> None:
 
 
 def test_no_worker_is_told_in_lines_that_fit(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """OBS-3, OPS-1: the problem, and what to do about it."""
+    """The problem, and what to do about it (OBS-3, OPS-1)."""
     monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
     with terminal(dsn, "worker", "status") as screen:
         assert screen.ends() == 1
@@ -138,7 +140,7 @@ def test_no_worker_is_told_in_lines_that_fit(dsn: str, monkeypatch: pytest.Monke
 
 
 def test_an_import_asks_with_the_number_of_events(dsn: str) -> None:
-    """PUB-1: whoever is asked knows how much is about to move."""
+    """Whoever is asked knows how much is about to move (PUB-1)."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE mine (id int PRIMARY KEY, event_type text, payload jsonb, published_at timestamptz);"
@@ -153,7 +155,7 @@ def test_an_import_asks_with_the_number_of_events(dsn: str) -> None:
 
 
 def test_a_watch_outlives_the_connection(dsn: str) -> None:
-    """OPS-1: a failover is when it is looked at. It says so, looks again, and ends with Ctrl-C."""
+    """A failover is when it is looked at. It says so, looks again, and ends with Ctrl-C (OPS-1)."""
     with terminal(dsn, "status", "--watch", "--interval", "0.2") as screen:
         screen.until(lambda shown: "no workers" in shown)
         # The next session is refused once, before it is served again.
@@ -167,7 +169,7 @@ def test_a_watch_outlives_the_connection(dsn: str) -> None:
 
 
 def test_a_watch_fits_the_screen(dsn: str) -> None:
-    """OPS-1: something of everything, and how much of it is hidden; what is wrong with workers comes first."""
+    """Something of everything, and how much of it is hidden; what is wrong with workers comes first (OPS-1)."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "SELECT core.worker_beat(core.uuid7(), 'worker-' || n, 'host', n, '1.0', 0, ARRAY['c' || n], ARRAY['h.x'])"
@@ -189,7 +191,7 @@ def test_a_watch_fits_the_screen(dsn: str) -> None:
 
 
 def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> None:
-    """OPS-1: nothing was changed, and how to find that out is said."""
+    """Nothing was changed, and how to find that out is said (OPS-1)."""
     made(dsn, fail, 2)
     with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
         screen.until(lambda shown: "[y/N]" in shown)
@@ -203,7 +205,7 @@ def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> Non
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
 def test_a_stream_that_is_closed_is_no_fault(dsn: str, closed: str) -> None:
-    """OPS-1: as `holdfast ... >&-` in a script."""
+    """As `holdfast ... >&-` in a script (OPS-1)."""
     number = {"stdin": 0, "stdout": 1, "stderr": 2}[closed]
     script = f'exec {number}>&-; exec "$@"'
     environment = {**os.environ, "HOLDFAST_DSN": dsn}
@@ -214,7 +216,7 @@ def test_a_stream_that_is_closed_is_no_fault(dsn: str, closed: str) -> None:
 
 
 def test_a_full_disk_is_not_taken_for_the_database(dsn: str) -> None:
-    """OPS-1: the remedy is about what is wrong."""
+    """The remedy is about what is wrong (OPS-1)."""
     environment = {**os.environ, "HOLDFAST_DSN": dsn}
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
@@ -227,7 +229,7 @@ def test_a_full_disk_is_not_taken_for_the_database(dsn: str) -> None:
 def test_an_interrupt_before_the_command_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: imports take longer than most commands, and Ctrl-C meets them."""
+    """Imports take longer than most commands, and Ctrl-C meets them (OPS-1)."""
 
     def interrupted(*_used: str) -> None:
         raise KeyboardInterrupt

@@ -65,7 +65,7 @@ async def discarded(conn: asyncpg.Connection) -> set[UUID]:
 async def test_what_is_archived_is_discarded_and_restored_by_its_id(
     dsn: str, conn: asyncpg.Connection, named: str
 ) -> None:
-    """DLQ-2: among others in the archive, and the command says so; a dry run says the same and changes nothing."""
+    """Among others in the archive, and the command says so; a dry run says the same and changes nothing (DLQ-2)."""
     ids = await archive(conn, 4)
     event, one = UUID(int=7), ids[1]
     await conn.execute("UPDATE core.archive SET origin_id = $1 WHERE original_id = $2", event, one)
@@ -82,7 +82,7 @@ async def test_what_is_archived_is_discarded_and_restored_by_its_id(
 
 
 async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: it was replayed, or was never there; and one that is discarded comes back by the archive's own verb."""
+    """It was replayed, or was never there; and one that is discarded comes back by the archive's own verb (DLQ-2)."""
     await archive(conn, 2)
     first, second = [each[0] for each in await conn.fetch("SELECT id FROM core.archive ORDER BY id")]
     assert (await typed(dsn, "archive", "replay", first, "--yes"))[0] == 0
@@ -97,7 +97,7 @@ async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, 
 
 
 async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: each says how many there are, and the command that lists them."""
+    """Each says how many there are, and the command that lists them (DLQ-2)."""
     await archive(conn, 2, handler="zed.arc")
     await archive(conn, 1)
     await subscribe(conn, "zed.arc")
@@ -130,7 +130,7 @@ async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, con
 
 
 async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: the newest of all dead letters."""
+    """The newest of all dead letters (DLQ-2)."""
     await fail(conn)
     await conn.execute("UPDATE core.outbox SET failed_at = failed_at - interval '1 hour'")
     await archive(conn, handler="zed.arc")
@@ -144,7 +144,7 @@ async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: async
 
 
 async def test_an_archived_event_names_its_group_and_its_other_deliveries(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-2: one of several is shown, and the others are named."""
+    """One of several is shown, and the others are named (DLQ-2)."""
     await archive(conn, handler="zed.arc")
     await archive(conn, 2)
     event = UUID(int=7)
@@ -162,7 +162,7 @@ async def test_an_archived_event_names_its_group_and_its_other_deliveries(dsn: s
 @pytest.mark.parametrize("role", [PRODUCER, OPERATOR, "stranger"])
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_worker_is_refused_a_login_without_its_role(logins: Logins, role: str, processes: int) -> None:
-    """OPS-1: at its start, with the role that it lacks."""
+    """At its start, with the role that it lacks (OPS-1)."""
     login = logins.names[role]
     words = ("worker", "tests.operator.test_verbs:registry", "--processes", processes)
     code, _, err = await typed(logins.dsn_of(login), *words)
@@ -173,7 +173,7 @@ async def test_a_worker_is_refused_a_login_without_its_role(logins: Logins, role
 
 
 async def test_a_right_that_is_lost_is_no_outage(logins: Logins, conn: asyncpg.Connection) -> None:
-    """OPS-1: the log of a worker names the role, rather than a database that cannot be reached."""
+    """The log of a worker names the role, rather than a database that cannot be reached (OPS-1)."""
     facts, login = Facts(), logins.names[WORKER]
     async with running(logins.dsn_of(login), registry, facts, lease=3.0):
         await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.workers"), what="a worker")
@@ -189,7 +189,7 @@ async def test_a_right_that_is_lost_is_no_outage(logins: Logins, conn: asyncpg.C
 
 
 async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-4: it stops and says for whom it waits, then and later; a run after a worker has come goes on."""
+    """It stops and says for whom it waits, then and later; a run after a worker has come goes on (DLQ-4)."""
     await fail(conn, 2)
     await beat(conn, "other", "mail.thank")
     options = ("--handler", HANDLER, "--canary", 0, "--rate", 100, "--patience", 1)
@@ -208,7 +208,7 @@ async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.
 
 
 async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: what waits for it is cancelled, by the one command that the doctor names."""
+    """What waits for it is cancelled, by the one command that the doctor names (OPS-1)."""
     await beat(conn, "other", "mail.thank")
     await subscribe(conn, "zed.old", "order.placed")
     async with conn.transaction():
@@ -228,7 +228,7 @@ async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyn
 
 
 async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-3: the reason, and no text of the database; what was tried already is not the remedy."""
+    """The reason, and no text of the database; what was tried already is not the remedy (GEN-3)."""
     back = "start workers of the one before it and add --force, to go back"
     remedy = f"try: {back}; or begin another: holdfast generations begin"
 
@@ -249,7 +249,7 @@ async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg
 
 
 async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-3: both are said."""
+    """Both are said (GEN-3)."""
     async with conn.transaction():
         await Publisher("shop").publish(conn, "order.placed", {})
     assert "current, UNSERVED" in (await typed(dsn, "generations", "list"))[1]
@@ -262,7 +262,7 @@ async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: st
 async def test_a_restored_backup_is_put_right_by_what_the_doctor_names(
     dsn: str, empty_dsn: str, postgres_server: SessionServer, tmp_path: Path, owners: tuple[str, ...]
 ) -> None:
-    """OPS-4: no right of Holdfast's own roles is to be revoked, and functions of a superuser are reported."""
+    """No right of Holdfast's own roles is to be revoked, and functions of a superuser are reported (OPS-4)."""
     tools, dump = postgres_server.binaries.bin_dir, tmp_path / "dump"
     for words in (
         (tools / "pg_dump", "--format=custom", f"--file={dump}", dsn),

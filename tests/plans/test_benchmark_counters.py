@@ -35,7 +35,7 @@ def costs(stock: Databases, verb: str, system: str = "holdfast", **options: Any)
 
 
 def test_delivering(stock: Databases) -> None:
-    """LSN-1, LSN-6: hundreds of events share a claim and a settle; the claim is a heap-only update."""
+    """Hundreds of events share a claim and a settle; the claim is a heap-only update (LSN-1, LSN-6)."""
     found = costs(stock, "drain", count=EVENTS)
     assert found["events"] == EVENTS
     assert found["round_trips"] <= 0.006 + ONCE / EVENTS
@@ -57,7 +57,7 @@ def test_delivering_costs_what_the_control_costs(stock: Databases) -> None:
 
 
 def test_publishing(stock: Databases) -> None:
-    """PUB-1: publishing adds one round trip to a transaction, which has BEGIN, the business row and COMMIT."""
+    """Publishing adds one round trip to a transaction, which has BEGIN, the business row and COMMIT (PUB-1)."""
     found = costs(stock, "publish", seconds=0.5, connections=2)
     once = 40 / found["events"]
     assert found["round_trips"] <= 4 + once
@@ -68,7 +68,7 @@ def test_publishing(stock: Databases) -> None:
 
 
 def test_publishing_in_bulk(stock: Databases) -> None:
-    """PUB-2: thousands of events in one statement, and no statement of a trigger for each."""
+    """Thousands of events in one statement, and no statement of a trigger for each (PUB-2)."""
     found = costs(stock, "publish_many", count=10_000)
     assert found["statements"] * 10_000 <= 20
     assert found["index_writes"] <= 2.1
@@ -76,7 +76,7 @@ def test_publishing_in_bulk(stock: Databases) -> None:
 
 
 def test_fanning_out(stock: Databases) -> None:
-    """LSN-7: three handlers cost three deliveries and a third of a split each."""
+    """Three handlers cost three deliveries and a third of a split each (LSN-7)."""
     found = costs(stock, "fanout", count=1_000, handlers=3)
     assert found["events"] == 3_000
     # The slower the machine, the more splits find less than a batch.
@@ -85,7 +85,7 @@ def test_fanning_out(stock: Databases) -> None:
 
 
 def test_in_a_transaction(stock: Databases) -> None:
-    """LSN-5: lock, inbox row, handler, settle, and the transaction around them."""
+    """Lock, inbox row, handler, settle, and the transaction around them (LSN-5)."""
     found = costs(stock, "transactional", count=1_000)  # the first 500 are not counted
     # Counted as statements: the eight that reset the session travel in the message of the BEGIN.
     assert found["round_trips"] <= 13 + ONCE / 500
@@ -94,7 +94,7 @@ def test_in_a_transaction(stock: Databases) -> None:
 
 
 def test_two_processes_handle_each_event_once(stock: Databases) -> None:
-    """LSN-3: what one has claimed the other leaves alone; the run itself checks the number of calls."""
+    """What one has claimed the other leaves alone; the run itself checks the number of calls (LSN-3)."""
     found = costs(stock, "drain_together", count=EVENTS, processes=2)
     # The slower the machine, the more often one finds less than a batch, because the other has the rest.
     assert found["round_trips"] <= 0.06 + 2 * ONCE / EVENTS

@@ -56,7 +56,7 @@ async def _pages(outbox: Outbox) -> int:
 
 
 async def test_a_hot_key_costs_other_keys_nothing(outbox: Outbox) -> None:
-    """LSN-9: a claim of 100 heads reads a few pages for each, with 100,000 rows behind the first of them."""
+    """A claim of 100 heads reads a few pages for each, with 100,000 rows behind the first of them (LSN-9)."""
     before = await _pages(outbox)
     claim = await claim_ordered(outbox, 100)
     read = await _pages(outbox) - before
@@ -65,7 +65,7 @@ async def test_a_hot_key_costs_other_keys_nothing(outbox: Outbox) -> None:
 
 
 async def test_a_held_snapshot_does_not_slow_down_a_key_that_is_gone_on_with(outbox: Outbox, full_dsn: str) -> None:
-    """LSN-9: with 5,000 dead entries at its head, that no vacuum may remove, the next row costs a few pages."""
+    """With 5,000 dead entries at its head, that no vacuum may remove, the next row costs a few pages (LSN-9)."""
     await outbox.connection.execute(
         """UPDATE core.outbox SET status = 'delivered', settled_at = now(), delivered_at = now()
            WHERE id IN (SELECT id FROM core.outbox WHERE ordering_key = 'hot' ORDER BY seq LIMIT 5000)"""
@@ -79,7 +79,7 @@ async def test_a_held_snapshot_does_not_slow_down_a_key_that_is_gone_on_with(out
 
 
 async def test_a_large_fairness_key_does_not_slow_down_a_claim(outbox: Outbox) -> None:
-    """LSN-15: 100,000 events of one tenant: the single event of another is in the next claim."""
+    """100,000 events of one tenant: the single event of another is in the next claim (LSN-15)."""
     before = await _pages(outbox)
     claim = await claim_fair(outbox, 100)
     read = await _pages(outbox) - before
@@ -88,7 +88,7 @@ async def test_a_large_fairness_key_does_not_slow_down_a_claim(outbox: Outbox) -
 
 
 async def test_a_claim_from_lanes_looks_for_keys_by_one_probe(outbox: Outbox) -> None:
-    """LSN-9: what is asked beside every claim reads a few pages, however many rows have a key."""
+    """What is asked beside every claim reads a few pages, however many rows have a key (LSN-9)."""
     before = await _pages(outbox)
     rows = await outbox.claim(keyed=True)
     read = await _pages(outbox) - before
@@ -97,7 +97,7 @@ async def test_a_claim_from_lanes_looks_for_keys_by_one_probe(outbox: Outbox) ->
 
 
 async def test_counts_of_open_rows_end_at_their_limit(outbox: Outbox) -> None:
-    """OBS-2: status and lists find rows with a key by their index, up to a limit."""
+    """Status and lists find rows with a key by their index, up to a limit (OBS-2)."""
     for setting in ("enable_seqscan", "jit"):
         await outbox.connection.execute(f"SET LOCAL {setting} = off")
     before = await _pages(outbox)
@@ -108,7 +108,7 @@ async def test_counts_of_open_rows_end_at_their_limit(outbox: Outbox) -> None:
 
 
 async def test_the_plans_use_the_indexes_of_keys(full_dsn: str) -> None:
-    """LSN-9: no claim by key scans the table."""
+    """No claim by key scans the table (LSN-9)."""
     connection = await connect(full_dsn)
     try:
         scans = "SELECT sum(seq_scan)::int FROM pg_stat_user_tables WHERE relname = 'outbox'"

@@ -169,7 +169,7 @@ async def watched(full_dsn: str) -> AsyncIterator[Watched]:
 
 
 async def test_claim_reads_only_its_lane(watched: Watched) -> None:
-    """LSN-1: rows for others, unrouted, delayed and of other generations are never scanned."""
+    """Rows for others, unrouted, delayed and of other generations are never scanned (LSN-1)."""
     assert len(await watched.claim("*/order.placed")) == 300
     claim = watched.statement("FOR UPDATE SKIP LOCKED")
     assert claim.scanned_whole() == set()
@@ -180,13 +180,13 @@ async def test_claim_reads_only_its_lane(watched: Watched) -> None:
 
 
 async def test_empty_lane_costs_a_probe(watched: Watched) -> None:
-    """LSN-1: an empty lane beside crowded ones is one descent of the index."""
+    """An empty lane beside crowded ones is one descent of the index (LSN-1)."""
     assert await watched.claim("billing.charge") == []
     assert watched.statement("FOR UPDATE SKIP LOCKED").pages() < 20
 
 
 async def test_settle_looks_up_by_primary_key(watched: Watched) -> None:
-    """LSN-3: settling touches the rows it names, in an inbox and an outbox of any size."""
+    """Settling touches the rows it names, in an inbox and an outbox of any size (LSN-3)."""
     rows = await watched.claim("*/order.placed")
     ids, tokens = [row["id"] for row in rows], [TOKEN] * len(rows)
     lost = await watched.fetch(f"SELECT {FENCED['deliver']}", ids, tokens)
@@ -232,13 +232,13 @@ async def settle(watched: Watched, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", FENCED)
 async def test_every_fenced_statement(watched: Watched, verb: str) -> None:
-    """LSN-3: all of them look up by primary key."""
+    """All of them look up by primary key (LSN-3)."""
     await settle(watched, verb)
 
 
 @pytest.mark.parametrize("verb", FENCED)
 async def test_plans_made_while_the_outbox_was_empty(postgres_server: SessionServer, dsn: str, verb: str) -> None:
-    """LSN-3: a worker that started on an empty table keeps its plans, and they must do for a full one."""
+    """A worker that started on an empty table keeps its plans, and they must do for a full one (LSN-3)."""
     connection, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     await connection.execute(WATCH)
     watched = Watched(connection)
@@ -256,13 +256,13 @@ async def test_plans_made_while_the_outbox_was_empty(postgres_server: SessionSer
 
 @pytest.mark.parametrize("verb", FENCED)
 async def test_statistics_do_not_change_the_plans(full_dsn: str, watched: Watched, verb: str) -> None:
-    """LSN-3: after ANALYZE has seen that almost nothing is in flight, a scan for those few must not look cheap."""
+    """After ANALYZE has seen that almost nothing is in flight, a scan for those few must not look cheap (LSN-3)."""
     await watched.connection.execute("ANALYZE core.outbox")
     await settle(watched, verb)
 
 
 async def test_due_in_and_lanes_probe(watched: Watched) -> None:
-    """PUB-2, LSN-7: what an idle worker asks costs a few pages, whatever the backlog."""
+    """What an idle worker asks costs a few pages, whatever the backlog (PUB-2, LSN-7)."""
     await watched.fetch("SELECT core.outbox_due_in('outbox_default', 0, '{*/order.placed,billing.charge}', '{1,1}')")
     due = watched.statement("min(next.available_at)")
     assert due.scanned_whole() == set() and due.pages() < 30
@@ -273,7 +273,7 @@ async def test_due_in_and_lanes_probe(watched: Watched) -> None:
 
 
 async def test_dead_letters_beside_a_million_delivered(watched: Watched) -> None:
-    """DLQ-1: the dead-letter queue is read through its index."""
+    """The dead-letter queue is read through its index (DLQ-1)."""
     rows = await watched.fetch("SELECT id, handler_name, last_error FROM core.failed ORDER BY failed_at DESC LIMIT 50")
     assert len(rows) == 50
     assert {(row["handler_name"], row["last_error"]) for row in rows} == {("billing.charge", "boom")}
@@ -298,14 +298,14 @@ async def split(watched: Watched) -> None:
 
 
 async def test_split_reads_only_its_lane(watched: Watched) -> None:
-    """LSN-7: by the lane's index and the primary key, from the mark on."""
+    """By the lane's index and the primary key, from the mark on (LSN-7)."""
     await split(watched)
     await watched.connection.execute("ANALYZE core.outbox")
     await split(watched)
 
 
 async def test_split_planned_while_the_outbox_was_empty(dsn: str) -> None:
-    """LSN-7: the plans of a worker that started on an empty table must do for a full one."""
+    """The plans of a worker that started on an empty table must do for a full one (LSN-7)."""
     connection, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     await connection.execute(WATCH)
     watched = Watched(connection)

@@ -41,7 +41,7 @@ def test_an_address_that_is_written_for_sqlalchemy(scheme: str) -> None:
 
 @pytest.mark.parametrize("address", [None, 17, registry, b"postgresql://h/db", "nonsense", "mysql://u@h/db"])
 def test_a_wrong_address_is_refused_where_it_is_given(address: object) -> None:
-    """S8: and not when the program first connects."""
+    """And not when the program first connects (S8)."""
     for make in (
         lambda: Worker(address, registry),  # type: ignore[arg-type]
         lambda: Reactions(address, registry),  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_a_wrong_address_is_refused_where_it_is_given(address: object) -> None:
 def test_the_command_shows_the_remedy_as_it_is_meant(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1, S8: texts of ours are not taken for addresses with a password."""
+    """Texts of ours are not taken for addresses with a password (OPS-1, S8)."""
     monkeypatch.setenv("HOLDFAST_DSN", "nonsense")
     with pytest.raises(SystemExit) as ended:
         main(["status"])
@@ -70,7 +70,7 @@ def test_the_command_shows_the_remedy_as_it_is_meant(
 
 
 def test_no_text_of_the_source_is_hidden_by_the_redaction() -> None:
-    """S8: an example of an address in an error has no password, and no @ after it."""
+    """An example of an address in an error has no password, and no @ after it (S8)."""
     for file in sorted(SOURCE.rglob("*.py")):
         if file.name == "redact.py":
             continue
@@ -101,7 +101,9 @@ KINDS = {
 
 @pytest.mark.parametrize("address", KINDS)
 def test_an_address_of_another_kind_is_called_what_it_is(address: str) -> None:
-    """S8: what is wrong, and no word about percent-encoding where no password is the reason; none of them is quoted."""
+    """What is wrong, and no word about percent-encoding where no password is the reason; none of them is quoted
+    (S8).
+    """
     with pytest.raises(ConfigurationError) as refused:
         Operator(address, actor="ada")
     assert refused.value.problem.startswith(KINDS[address])
@@ -118,14 +120,14 @@ def test_what_the_driver_and_the_server_know_is_taken(query: str) -> None:
 
 
 async def test_a_host_that_does_not_exist_is_named() -> None:
-    """S8: without the login, and without a port, which may be a part of a password."""
+    """Without the login, and without a port, which may be a part of a password (S8)."""
     with pytest.raises(socket.gaierror, match=r": nowhere\.invalid$"):
         await open_connection("postgresql://u:hunter2@nowhere.invalid:5432/db")
 
 
 @pytest.mark.parametrize(("query", "text"), [("", "is not Postgres"), ("?sslmode=require", "rejected SSL upgrade")])
 async def test_a_port_where_something_else_listens(query: str, text: str) -> None:
-    """OPS-1: TLS is not the reason, unless the address asks for it."""
+    """TLS is not the reason, unless the address asks for it (OPS-1)."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(8)

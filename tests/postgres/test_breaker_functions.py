@@ -73,7 +73,7 @@ async def attempts(outbox: Outbox) -> int:
 
 
 async def test_failures_in_a_row_open_it_and_cost_nothing(outbox: Outbox) -> None:
-    """LSN-17: also the attempts of those that failed before the one that opened it are given back."""
+    """Also the attempts of those that failed before the one that opened it are given back (LSN-17)."""
     await outbox.insert_many(5)
     assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
     assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
@@ -88,7 +88,7 @@ async def test_failures_in_a_row_open_it_and_cost_nothing(outbox: Outbox) -> Non
 
 
 async def test_a_success_in_between_begins_anew(outbox: Outbox) -> None:
-    """LSN-17: of the same worker, which says so with its next failure, or of any other."""
+    """Of the same worker, which says so with its next failure, or of any other (LSN-17)."""
     await outbox.insert_many(9)
     for _ in range(4):
         assert await falter(outbox, *await outbox.hold(Lane(limit=2)), after_success=True) == [("retry", False)] * 2
@@ -99,7 +99,7 @@ async def test_a_success_in_between_begins_anew(outbox: Outbox) -> None:
 
 
 async def test_one_event_alone_does_not_open_it(outbox: Outbox) -> None:
-    """LSN-17: it fails by its own fault, however often, and becomes a dead letter after one chance more."""
+    """It fails by its own fault, however often, and becomes a dead letter after one chance more (LSN-17)."""
     await outbox.insert_many(1)
     for _ in range(6):
         assert await falter(outbox, *await outbox.hold(*BOTH)) == [("retry", False)]
@@ -111,7 +111,7 @@ async def test_one_event_alone_does_not_open_it(outbox: Outbox) -> None:
 
 
 async def test_the_first_to_meet_an_outage_is_no_dead_letter(outbox: Outbox) -> None:
-    """LSN-17: one whose budget is spent when the outage begins waits, and is held as the others are."""
+    """One whose budget is spent when the outage begins waits, and is held as the others are (LSN-17)."""
     await outbox.insert_many(4)
     for verdict in (("hold", False), ("hold", False), ("hold", True)):
         assert await falter(outbox, *await outbox.hold(ONE), last=True) == [verdict]
@@ -119,7 +119,7 @@ async def test_the_first_to_meet_an_outage_is_no_dead_letter(outbox: Outbox) -> 
 
 
 async def test_it_probes_with_one_event_and_waits_longer_each_time(outbox: Outbox) -> None:
-    """LSN-17: 1, 2, 4 … 30 seconds, give or take a fifth, by the database's clock; one at a time in all the fleet."""
+    """1, 2, 4 … 30 seconds, give or take a fifth, by the database's clock; one at a time in all the fleet (LSN-17)."""
     await opened(outbox)
     for failed in range(7):
         await time_to_probe(outbox)
@@ -136,7 +136,7 @@ async def test_it_probes_with_one_event_and_waits_longer_each_time(outbox: Outbo
 
 
 async def test_a_probe_that_succeeds_closes_it_with_a_ramp(outbox: Outbox) -> None:
-    """LSN-17: first one at a time, then twice as many every half second, then as many as there are."""
+    """First one at a time, then twice as many every half second, then as many as there are (LSN-17)."""
     await opened(outbox, 60)
     await time_to_probe(outbox)
     [probe] = await outbox.hold()
@@ -164,7 +164,7 @@ async def resumed(outbox: Outbox) -> None:
 
 @pytest.mark.trust
 async def test_what_fails_right_after_a_success_pays_for_it(outbox: Outbox) -> None:
-    """SEC-1, LSN-17: else a few events that nobody can handle would open it for ever, and never be dead letters."""
+    """Else a few events that nobody can handle would open it for ever, and never be dead letters (SEC-1, LSN-17)."""
     await resumed(outbox)
     assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
     await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '6 seconds'")
@@ -179,7 +179,7 @@ async def test_what_fails_right_after_a_success_pays_for_it(outbox: Outbox) -> N
 
 @pytest.mark.trust
 async def test_right_after_a_success_a_spent_budget_is_spent(outbox: Outbox) -> None:
-    """SEC-1, LSN-17: whether the breaker opens with the failure or not."""
+    """Whether the breaker opens with the failure or not (SEC-1, LSN-17)."""
     await resumed(outbox)
     await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '6 seconds'")
     assert await falter(outbox, *await outbox.hold(Lane(limit=3)), last=True) == [("fail", True)] * 3
@@ -194,7 +194,7 @@ async def test_an_outage_later_on_costs_nothing(outbox: Outbox) -> None:
 
 
 async def test_what_was_in_flight_before_does_not_close_it(outbox: Outbox) -> None:
-    """LSN-17: a slow success of before the outage says nothing; its failure costs nothing."""
+    """A slow success of before the outage says nothing; its failure costs nothing (LSN-17)."""
     await outbox.insert_many(2)
     early = await outbox.hold()
     await opened(outbox)
@@ -204,7 +204,7 @@ async def test_what_was_in_flight_before_does_not_close_it(outbox: Outbox) -> No
 
 
 async def test_a_worker_that_dies_while_it_probes_leaves_nothing_stuck(outbox: Outbox) -> None:
-    """LSN-17: when its lease has expired, the next claim probes."""
+    """When its lease has expired, the next claim probes (LSN-17)."""
     await opened(outbox)
     await time_to_probe(outbox)
     [probe] = await outbox.hold()
@@ -218,7 +218,7 @@ async def test_a_worker_that_dies_while_it_probes_leaves_nothing_stuck(outbox: O
 
 
 async def test_a_probe_that_ends_otherwise_is_followed_by_another(outbox: Outbox) -> None:
-    """LSN-17: one that was released, rejected or cancelled says nothing about the partner."""
+    """One that was released, rejected or cancelled says nothing about the partner (LSN-17)."""
     await opened(outbox)
     await time_to_probe(outbox)
     [probe] = await outbox.hold()
@@ -229,7 +229,7 @@ async def test_a_probe_that_ends_otherwise_is_followed_by_another(outbox: Outbox
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_it_open(outbox: Outbox) -> None:
-    """LSN-17: a probe that would be due hours later is due now."""
+    """A probe that would be due hours later is due now (LSN-17)."""
     await opened(outbox)
     await time_to_probe(outbox)
     await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp() + interval '5 hours'")
@@ -237,7 +237,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_it_open(outbox: Outbox) ->
 
 
 async def test_an_outage_is_no_time_of_failing(outbox: Outbox) -> None:
-    """LSN-17, RTY-1: whoever has met nothing but the outage has all of its max_total_delay afterwards."""
+    """Whoever has met nothing but the outage has all of its max_total_delay afterwards (LSN-17, RTY-1)."""
     await outbox.insert_many(4)
     first, *others = await outbox.hold()
     await falter(outbox, first)
@@ -249,7 +249,7 @@ async def test_an_outage_is_no_time_of_failing(outbox: Outbox) -> None:
 
 
 async def test_breakers_that_open_together_are_all_named(outbox: Outbox) -> None:
-    """LSN-17: the partner of several handlers goes away, and each of their breakers is reported."""
+    """The partner of several handlers goes away, and each of their breakers is reported (LSN-17)."""
     other = "mail.send"
     await outbox.subscribe(other, EVENT)
     await outbox.call(
@@ -267,7 +267,7 @@ async def test_breakers_that_open_together_are_all_named(outbox: Outbox) -> None
 
 
 async def test_an_outage_of_long_ago_does_not_stop_workers_that_start(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-17: a session that claims for the first time long after the ramp gets what is due."""
+    """A session that claims for the first time long after the ramp gets what is due (LSN-17)."""
     await outbox.insert_many(3)
     for ago in (timedelta(seconds=20), timedelta(days=400), timedelta(hours=-1)):
         await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - $1::interval", ago)
@@ -277,7 +277,7 @@ async def test_an_outage_of_long_ago_does_not_stop_workers_that_start(outbox: Ou
 
 
 async def test_code_without_a_breaker_closes_it(outbox: Outbox) -> None:
-    """LSN-17: a deployment that no longer declares one must not leave the handler held."""
+    """A deployment that no longer declares one must not leave the handler held (LSN-17)."""
     await opened(outbox)
     await declare(outbox, None)
     await outbox.value("UPDATE core.outbox SET available_at = now() WHERE status = 'pending'")
@@ -288,7 +288,7 @@ async def test_code_without_a_breaker_closes_it(outbox: Outbox) -> None:
 
 
 async def test_a_lost_lease_counts_for_nothing(outbox: Outbox) -> None:
-    """LSN-3, LSN-17: what another worker has by now is neither settled nor counted."""
+    """What another worker has by now is neither settled nor counted (LSN-3, LSN-17)."""
     await outbox.insert_many(3)
     held = await outbox.hold()
     stale = [InFlight(each.id, uuid.uuid4()) for each in held]
@@ -297,7 +297,7 @@ async def test_a_lost_lease_counts_for_nothing(outbox: Outbox) -> None:
 
 
 async def test_bad_arguments_are_refused(outbox: Outbox) -> None:
-    """S5: whatever a login with the role passes."""
+    """Whatever a login with the role passes (S5)."""
     with pytest.raises(asyncpg.InvalidParameterValueError, match="one entry for each"):
         await outbox.call(
             "outbox_falter", ids=[UUID(int=1)], tokens=[], handlers=[], delays=[], errors=[], last=[], after_success=[]
@@ -343,7 +343,7 @@ async def probes(outbox: Outbox, count: int, failing: str) -> list[str]:
 @pytest.mark.trust
 @pytest.mark.parametrize("own", [None, "shop", "bank"])
 async def test_one_source_that_fails_does_not_keep_others_back(outbox: Outbox, own: str | None) -> None:
-    """SEC-1, LSN-17: the next probe is of another source; when it succeeds, the failures of the first are its own."""
+    """The next probe is of another source; when it succeeds, the failures of the first are its own (SEC-1, LSN-17)."""
     await poisoned(outbox, own)
     assert await probes(outbox, 3, "bank") == ["shop"]
     await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '15 seconds'")
@@ -359,7 +359,7 @@ async def test_one_source_that_fails_does_not_keep_others_back(outbox: Outbox, o
 
 @pytest.mark.trust
 async def test_many_names_of_sources_are_one_beside_one_with_an_owner(outbox: Outbox) -> None:
-    """SEC-1, LSN-17: a producer may invent names, and none of them takes a turn of a source with an owner."""
+    """A producer may invent names, and none of them takes a turn of a source with an owner (SEC-1, LSN-17)."""
     await poisoned(outbox, "shop")
     await outbox.value("UPDATE core.outbox SET source = 'bank-' || id WHERE source = 'bank'")
     await outbox.value("UPDATE core.handler_flow SET failing_sources = ARRAY['bank-1', 'bank-2']")
@@ -370,7 +370,7 @@ async def test_many_names_of_sources_are_one_beside_one_with_an_owner(outbox: Ou
 
 @pytest.mark.trust
 async def test_in_an_outage_sources_take_turns_and_nothing_is_lost(outbox: Outbox) -> None:
-    """SEC-1, LSN-17: no attempt counts, and no source is distrusted when the partner is back."""
+    """No attempt counts, and no source is distrusted when the partner is back (SEC-1, LSN-17)."""
     await poisoned(outbox, "bank")
     await outbox.value("UPDATE core.outbox SET available_at = now() - interval '1 minute' WHERE status = 'pending'")
     turns = []

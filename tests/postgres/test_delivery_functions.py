@@ -52,7 +52,7 @@ async def inbox(outbox: Outbox) -> list[tuple[str, str]]:
 
 
 async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> None:
-    """LSN-1, LSN-3: one UPDATE; the lease runs on the database's clock, and the attempt counts from the claim on."""
+    """One UPDATE; the lease runs on the database's clock, and the attempt counts from the claim on (LSN-1, LSN-3)."""
     id = await outbox.insert(payload={"n": 1}, headers={"a": "b"}, domain_id=uuid.uuid4(), trace_context="00-1")
     worker, token = uuid.uuid4(), uuid.uuid4()
     [claimed] = await outbox.claim(worker=worker, token=token, lease=30)
@@ -74,7 +74,7 @@ async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> 
 
 
 async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-3: a fresh token per claim, never the last one again; it also says when that was."""
+    """A fresh token per claim, never the last one again; it also says when that was (LSN-3)."""
     await outbox.insert_many(30)
     registry = HandlerRegistry()
 
@@ -101,7 +101,7 @@ async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: st
 
 
 async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-6: a batch may hold events of one lane under the handler before a change of interest and the one after."""
+    """A batch may hold events of one lane under the handler before a change of interest and the one after (LSN-6)."""
     await outbox.insert_many(2)
     registry = HandlerRegistry()
 
@@ -132,7 +132,7 @@ async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, sha
 
 
 async def test_an_expired_lease_is_claimed_again_and_fences_the_old_one(outbox: Outbox) -> None:
-    """LSN-3: the crashed worker's row comes back by itself, with the attempt of the crash counted."""
+    """The crashed worker's row comes back by itself, with the attempt of the crash counted (LSN-3)."""
     before = await outbox.held()
     assert await outbox.claim() == []
     await outbox.expire_lease(before.id)
@@ -146,7 +146,7 @@ async def test_an_expired_lease_is_claimed_again_and_fences_the_old_one(outbox: 
 
 
 async def test_an_expired_lease_is_still_its_holders_until_somebody_claims_it(outbox: Outbox) -> None:
-    """LSN-3: late is not lost; the token decides, not the clock."""
+    """Late is not lost; the token decides, not the clock (LSN-3)."""
     held = await outbox.held()
     await outbox.expire_lease(held.id)
     assert await outbox.deliver(held) == []
@@ -154,7 +154,7 @@ async def test_an_expired_lease_is_still_its_holders_until_somebody_claims_it(ou
 
 
 async def test_a_worker_that_crashes_every_time_uses_up_its_attempts(outbox: Outbox) -> None:
-    """LSN-3, DLQ-1: attempts are counted at the claim, so a handler that kills its worker is counted too."""
+    """Attempts are counted at the claim, so a handler that kills its worker is counted too (LSN-3, DLQ-1)."""
     id = await outbox.insert()
     for attempt in range(1, 7):
         [claimed] = await outbox.claim()
@@ -163,7 +163,7 @@ async def test_a_worker_that_crashes_every_time_uses_up_its_attempts(outbox: Out
 
 
 async def test_only_due_rows_are_claimed(outbox: Outbox) -> None:
-    """PUB-2, LSN-1: neither delayed, settled nor held ones."""
+    """Neither delayed, settled nor held ones (PUB-2, LSN-1)."""
     due = await outbox.insert()
     await outbox.value("SELECT now()")
     now = datetime.now(UTC)
@@ -175,7 +175,7 @@ async def test_only_due_rows_are_claimed(outbox: Outbox) -> None:
 
 
 async def test_channels_generations_and_routes_are_kept_apart(outbox: Outbox) -> None:
-    """E9, GEN-1, OBX-4: what another generation, channel or context is owed is not claimed and burns no attempt."""
+    """What another generation, channel or context is owed is not claimed and burns no attempt (E9, GEN-1, OBX-4)."""
     await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (7)")
     mine = await outbox.insert(generation=0, channel=CHANNEL)
     foreign = [
@@ -203,7 +203,7 @@ async def test_channels_generations_and_routes_are_kept_apart(outbox: Outbox) ->
 
 
 async def test_lanes_give_their_oldest_rows_up_to_their_limits(outbox: Outbox) -> None:
-    """LSN-10: priorities are lanes with limits of their own, oldest first within each."""
+    """Priorities are lanes with limits of their own, oldest first within each (LSN-10)."""
     at = "now() - n * interval '1 s'"
     ids = {p: await outbox.insert_many(5, priority=str(p), created_at=at, available_at=at) for p in range(3)}
     claimed = await outbox.claim(Lane(priority=0, limit=2), Lane(priority=1, limit=1), Lane(priority=2, limit=9))
@@ -213,7 +213,7 @@ async def test_lanes_give_their_oldest_rows_up_to_their_limits(outbox: Outbox) -
 
 
 async def test_a_mark_hides_what_lies_before_it(outbox: Outbox) -> None:
-    """LSN-1: the low-water mark is the pair (available_at, id), and the row it names is still claimed."""
+    """The low-water mark is the pair (available_at, id), and the row it names is still claimed (LSN-1)."""
     ids = sorted(await outbox.insert_many(4))
     at = (await outbox.row(ids[2]))["available_at"]
     claimed = await outbox.claim(Lane(mark=(at, ids[2])))
@@ -222,7 +222,7 @@ async def test_a_mark_hides_what_lies_before_it(outbox: Outbox) -> None:
 
 
 async def test_a_locked_row_is_skipped_and_not_waited_for(outbox: Outbox, other: Outbox) -> None:
-    """LSN-1: FOR UPDATE SKIP LOCKED."""
+    """FOR UPDATE SKIP LOCKED (LSN-1)."""
     ids = sorted(await outbox.insert_many(3))
     async with other.connection.transaction():
         await other.value("SELECT id FROM core.outbox WHERE id = $1 FOR UPDATE", ids[0])
@@ -232,7 +232,7 @@ async def test_a_locked_row_is_skipped_and_not_waited_for(outbox: Outbox, other:
 
 
 async def test_concurrent_claims_share_the_rows(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-1: every row has one claimer."""
+    """Every row has one claimer (LSN-1)."""
     ids = await outbox.insert_many(400)
     workers = [Outbox(await connect(shared_dsn)) for _ in range(4)]
 
@@ -252,7 +252,7 @@ async def test_concurrent_claims_share_the_rows(outbox: Outbox, shared_dsn: str)
 
 
 async def test_an_outdated_registry_claims_nothing(outbox: Outbox) -> None:
-    """LSN-7: one row without an id says so; the row itself is untouched."""
+    """One row without an id says so; the row itself is untouched (LSN-7)."""
     id = await outbox.insert()
     version = await outbox.subscriptions_version()
     [answer] = await outbox.claim(version=version + 1)
@@ -262,10 +262,10 @@ async def test_an_outdated_registry_claims_nothing(outbox: Outbox) -> None:
 
 
 async def test_a_subscription_that_arrives_during_a_claim_is_not_overlooked(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-7: a claim decides by the registry and the rows of one moment.
+    """A claim decides by the registry and the rows of one moment.
 
     The claim is held up between its first look at the registry and its rows. Meanwhile a second handler is
-    subscribed, and then an event is published: both are owed it, so the claim planned for one must not have it.
+    subscribed, and then an event is published: both are owed it, so the claim planned for one must not have it (LSN-7).
     """
     holder, worker = await connect(shared_dsn), Outbox(await connect(shared_dsn))
     try:
@@ -290,7 +290,7 @@ async def test_a_subscription_that_arrives_during_a_claim_is_not_overlooked(outb
 
 
 async def test_a_claim_says_what_was_handled_already(outbox: Outbox) -> None:
-    """LSN-6: per handler and idempotency key, whichever row it came with."""
+    """Per handler and idempotency key, whichever row it came with (LSN-6)."""
     first = await outbox.held(idempotency_key="k")
     await outbox.deliver(first)
     await outbox.insert(idempotency_key="k")
@@ -305,7 +305,7 @@ async def test_a_claim_says_what_was_handled_already(outbox: Outbox) -> None:
 
 
 async def test_a_claim_says_what_has_expired(outbox: Outbox) -> None:
-    """PUB-2: expiry is judged by the database's clock at the claim."""
+    """Expiry is judged by the database's clock at the claim (PUB-2)."""
     now = await outbox.value("SELECT now()")
     past = await outbox.insert(expires_at=now - timedelta(seconds=1))
     future = await outbox.insert(expires_at=now + timedelta(hours=1))
@@ -313,7 +313,7 @@ async def test_a_claim_says_what_has_expired(outbox: Outbox) -> None:
 
 
 async def test_a_claim_says_how_long_the_event_has_been_failing(outbox: Outbox) -> None:
-    """RTY-1: max_total_delay needs it."""
+    """max_total_delay needs it (RTY-1)."""
     held = await outbox.held()
     await outbox.retry(held)
     await outbox.connection.execute(
@@ -328,7 +328,7 @@ async def test_a_claim_says_how_long_the_event_has_been_failing(outbox: Outbox) 
 
 @pytest.mark.parametrize("name", SETTLES)
 async def test_a_foreign_token_changes_nothing(outbox: Outbox, name: str) -> None:
-    """S4, LSN-3: a wrong token is answered with the id, whatever state the row is in."""
+    """A wrong token is answered with the id, whatever state the row is in (S4, LSN-3)."""
     held = await outbox.held()
     rows = {
         "in_flight": held.id,
@@ -348,7 +348,7 @@ async def test_a_foreign_token_changes_nothing(outbox: Outbox, name: str) -> Non
 
 @pytest.mark.parametrize("name", SETTLES)
 async def test_of_a_batch_only_the_lost_are_answered(outbox: Outbox, name: str) -> None:
-    """LSN-3: a lost lease in a batch costs nobody else anything."""
+    """A lost lease in a batch costs nobody else anything (LSN-3)."""
     await outbox.insert_many(5)
     held = await outbox.hold()
     lost = [held[1]._replace(token=NOBODY), held[3]._replace(token=NOBODY)]
@@ -369,7 +369,7 @@ async def test_of_a_batch_only_the_lost_are_answered(outbox: Outbox, name: str) 
 
 @pytest.mark.parametrize("first", [name for name in SETTLES if name != "extend"])
 async def test_a_settle_that_is_sent_twice_is_done_once(outbox: Outbox, first: str) -> None:
-    """LSN-3: the answer to the first was lost on the way, and the worker asks again."""
+    """The answer to the first was lost on the way, and the worker asks again (LSN-3)."""
     held = await outbox.held()
     assert await SETTLES[first](outbox, held) == []
     settled = await outbox.row(held.id)
@@ -387,7 +387,7 @@ async def test_an_empty_batch_is_no_error(outbox: Outbox) -> None:
 
 
 async def test_extending_moves_the_end_of_the_lease(outbox: Outbox) -> None:
-    """LSN-3: from the database's now on, with the same token and attempt."""
+    """From the database's now on, with the same token and attempt (LSN-3)."""
     held = await outbox.held()
     await outbox.expire_lease(held.id)
     assert await outbox.extend(held, lease=120) == []
@@ -398,7 +398,7 @@ async def test_extending_moves_the_end_of_the_lease(outbox: Outbox) -> None:
 
 
 async def test_delivering_settles_the_row_and_writes_the_inbox(outbox: Outbox) -> None:
-    """LSN-3, LSN-6: both in one statement."""
+    """Both in one statement (LSN-3, LSN-6)."""
     held = await outbox.held(idempotency_key="k")
     assert await outbox.deliver(held) == []
     row = await outbox.row(held.id)
@@ -410,7 +410,7 @@ async def test_delivering_settles_the_row_and_writes_the_inbox(outbox: Outbox) -
 
 
 async def test_a_duplicate_is_settled_without_a_second_inbox_row(outbox: Outbox) -> None:
-    """PUB-5, LSN-6: the same key published twice, delivered in one batch, apart, and without recording."""
+    """The same key published twice, delivered in one batch, apart, and without recording (PUB-5, LSN-6)."""
     held = [await outbox.held(idempotency_key=key) for key in ("k", "k", "k", "other")]
     assert await outbox.deliver(held[0], held[1], held[3]) == []
     assert await outbox.deliver(held[2], record=False) == []
@@ -424,7 +424,7 @@ async def test_a_duplicate_is_settled_without_a_second_inbox_row(outbox: Outbox)
 async def test_a_duplicate_that_is_settled_at_the_same_moment_waits_for_the_first(
     outbox: Outbox, other: Outbox
 ) -> None:
-    """PUB-5, E1: two rows with one key, two workers: one inbox row, both rows settled, no error."""
+    """Two rows with one key, two workers: one inbox row, both rows settled, no error (PUB-5, E1)."""
     for _ in range(2):
         await outbox.insert(idempotency_key="k")
     one, two = await outbox.hold()
@@ -439,7 +439,7 @@ async def test_a_duplicate_that_is_settled_at_the_same_moment_waits_for_the_firs
 
 
 async def test_retrying_returns_the_row_to_its_handlers_lane(outbox: Outbox) -> None:
-    """RTY-1: the delay runs on the database's clock, the first failure is kept, the attempt stays counted."""
+    """The delay runs on the database's clock, the first failure is kept, the attempt stays counted (RTY-1)."""
     held = await outbox.held()
     assert await outbox.retry(held, delay=30, error="one") == []
     row = await outbox.row(held.id)
@@ -458,8 +458,9 @@ async def test_retrying_returns_the_row_to_its_handlers_lane(outbox: Outbox) -> 
 
 @pytest.mark.parametrize("reason", ["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"])
 async def test_failing_keeps_the_reason(outbox: Outbox, reason: str) -> None:
-    """DLQ-1, DLQ-5: a dead letter has a reason, an error and a signature; what is nobody's to put right is no
-    dead letter."""
+    """A dead letter has a reason, an error and a signature; what is nobody's to put right is no
+    dead letter (DLQ-1, DLQ-5).
+    """
     held = await outbox.held()
     assert await outbox.fail(held, reason=reason, error="boom", signature="ValueError:1") == []
     row = await outbox.row(held.id)
@@ -480,7 +481,7 @@ async def test_failing_keeps_the_reason(outbox: Outbox, reason: str) -> None:
 
 
 async def test_failing_without_an_error_keeps_the_last_one(outbox: Outbox) -> None:
-    """DLQ-1: max_deliveries means that the handler was not invoked; what it said before is worth keeping."""
+    """max_deliveries means that the handler was not invoked; what it said before is worth keeping (DLQ-1)."""
     held = await outbox.held()
     await outbox.retry(held, error="the last words")
     [again] = await outbox.hold(Lane(HANDLER))
@@ -489,7 +490,7 @@ async def test_failing_without_an_error_keeps_the_last_one(outbox: Outbox) -> No
 
 
 async def test_an_unknown_reason_is_refused_as_a_whole(outbox: Outbox) -> None:
-    """S4: an illegal transition is an error, and nothing of its batch is written."""
+    """An illegal transition is an error, and nothing of its batch is written (S4)."""
     await outbox.insert_many(2)
     held = await outbox.hold()
     for reason in ("whatever", "", None):
@@ -499,7 +500,7 @@ async def test_an_unknown_reason_is_refused_as_a_whole(outbox: Outbox) -> None:
 
 
 async def test_a_handler_that_would_have_the_name_of_a_lane_is_refused(outbox: Outbox) -> None:
-    """S4, LSN-1: whatever settles an event for it."""
+    """Whatever settles an event for it (S4, LSN-1)."""
     held = await outbox.held()
     for function, values in (
         ("outbox_deliver", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": "delivered"}),
@@ -515,7 +516,7 @@ async def test_a_handler_that_would_have_the_name_of_a_lane_is_refused(outbox: O
 
 
 async def test_giving_back_burns_no_attempt(outbox: Outbox) -> None:
-    """LSN-4: the row is as if it had never been claimed, in its old place."""
+    """The row is as if it had never been claimed, in its old place (LSN-4)."""
     id = await outbox.insert()
     before = await outbox.row(id)
     [held] = await outbox.hold()
@@ -526,7 +527,7 @@ async def test_giving_back_burns_no_attempt(outbox: Outbox) -> None:
 
 
 async def test_snoozing_delays_and_burns_no_attempt(outbox: Outbox) -> None:
-    """LSN-8: like giving back, but due later, and still in the lane of its event."""
+    """Like giving back, but due later, and still in the lane of its event (LSN-8)."""
     held = await outbox.held()
     assert await outbox.release(held, delay=30) == []
     row = await outbox.row(held.id)
@@ -536,7 +537,7 @@ async def test_snoozing_delays_and_burns_no_attempt(outbox: Outbox) -> None:
 
 
 async def test_giving_back_tells_the_others_to_look_again(outbox: Outbox, other: Outbox) -> None:
-    """LSN-4: the rows lie below the other workers' marks, so each channel gets one `rescan`."""
+    """The rows lie below the other workers' marks, so each channel gets one `rescan` (LSN-4)."""
     heard: list[tuple[str, str]] = []
     told = asyncio.Event()
 
@@ -567,7 +568,7 @@ async def test_giving_back_tells_the_others_to_look_again(outbox: Outbox, other:
 
 
 async def test_a_transactional_handlers_writes_settle_with_it(outbox: Outbox, other: Outbox) -> None:
-    """LSN-5, LSN-6: inbox row, effects and settle are visible together or not at all."""
+    """Inbox row, effects and settle are visible together or not at all (LSN-5, LSN-6)."""
     held = await outbox.held(idempotency_key="k")
     transaction = outbox.connection.transaction()
     await transaction.start()
@@ -581,7 +582,7 @@ async def test_a_transactional_handlers_writes_settle_with_it(outbox: Outbox, ot
 
 
 async def test_a_transactional_handler_that_fails_leaves_no_inbox_row(outbox: Outbox) -> None:
-    """E2: rolled back with the handler, so the retry runs."""
+    """Rolled back with the handler, so the retry runs (E2)."""
     held = await outbox.held(idempotency_key="k")
     transaction = outbox.connection.transaction()
     await transaction.start()
@@ -592,7 +593,7 @@ async def test_a_transactional_handler_that_fails_leaves_no_inbox_row(outbox: Ou
 
 
 async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None:
-    """LSN-5, LSN-6: a duplicate is settled without running, a lost lease does nothing."""
+    """A duplicate is settled without running, a lost lease does nothing (LSN-5, LSN-6)."""
     first = await outbox.held(idempotency_key="k")
     await outbox.deliver(first)
     duplicate = await outbox.held(idempotency_key="k")
@@ -607,7 +608,7 @@ async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None
 
 
 async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(outbox: Outbox, other: Outbox) -> None:
-    """LSN-3, LSN-5: its lock protects it from claims, even when its lease cannot be extended."""
+    """Its lock protects it from claims, even when its lease cannot be extended (LSN-3, LSN-5)."""
     held = await outbox.held()
     await outbox.expire_lease(held.id)
     async with outbox.connection.transaction():
@@ -620,7 +621,7 @@ async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(
 
 
 async def test_extending_does_not_break_a_repeatable_read_handler(outbox: Outbox, other: Outbox) -> None:
-    """LSN-5: under REPEATABLE READ a row that changes after the snapshot would fail the settle with 40001."""
+    """Under REPEATABLE READ a row that changes after the snapshot would fail the settle with 40001 (LSN-5)."""
     held = await outbox.held()
     async with outbox.connection.transaction(isolation="repeatable_read"):
         assert await outbox.enter(held) == "run"
@@ -629,7 +630,7 @@ async def test_extending_does_not_break_a_repeatable_read_handler(outbox: Outbox
 
 
 async def test_a_silent_transaction_is_ended_by_the_server(outbox: Outbox) -> None:
-    """LSN-5: a handler's limit is the server's too, for its transaction only; its own statements wait as they like."""
+    """A handler's limit is the server's too, for its transaction only; its own statements wait as they like (LSN-5)."""
     held = await outbox.held()
     async with outbox.connection.transaction():
         assert await outbox.enter(held, idle=7.25) == "run"
@@ -640,7 +641,7 @@ async def test_a_silent_transaction_is_ended_by_the_server(outbox: Outbox) -> No
 
 @pytest.mark.parametrize("name", SETTLES)
 async def test_a_failed_handler_is_settled_in_its_transaction(outbox: Outbox, other: Outbox, name: str) -> None:
-    """LSN-5, E2: the inbox row goes, and the row stays locked until what became of the attempt is settled."""
+    """The inbox row goes, and the row stays locked until what became of the attempt is settled (LSN-5, E2)."""
     held = await outbox.held(idempotency_key="k")
     before = await outbox.row(held.id)
     async with outbox.connection.transaction():
@@ -659,7 +660,7 @@ async def test_a_failed_handler_is_settled_in_its_transaction(outbox: Outbox, ot
 
 
 async def test_a_failed_handler_of_a_siblings_lane(outbox: Outbox) -> None:
-    """LSN-7: a row that is a handler's own stays its own."""
+    """A row that is a handler's own stays its own (LSN-7)."""
     held = await outbox.held()
     assert await outbox.retry(held) == []
     [again] = await outbox.hold(Lane(HANDLER))
@@ -672,7 +673,9 @@ async def test_a_failed_handler_of_a_siblings_lane(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("own_lane", [False, True])
 async def test_a_retry_in_the_transaction_of_the_handler(outbox: Outbox, other: Outbox, own_lane: bool) -> None:
-    """LSN-5, E2: what takes one statement leaves the same as what takes two, and the row is locked until it commits."""
+    """What takes one statement leaves the same as what takes two, and the row is locked until it commits (LSN-5,
+    E2).
+    """
     rows, counts = [], []
     for at_once in (False, True):
         held = await outbox.held(idempotency_key=f"k{at_once}")
@@ -701,7 +704,7 @@ async def test_a_retry_in_the_transaction_of_the_handler(outbox: Outbox, other: 
 
 
 async def test_only_what_the_transaction_has_entered_is_retried(outbox: Outbox) -> None:
-    """LSN-3, LSN-6: not what is committed, nor what is in flight; a duplicate leaves the inbox row of the first."""
+    """Not what is committed, nor what is in flight; a duplicate leaves the inbox row of the first (LSN-3, LSN-6)."""
     first, second = await outbox.held(idempotency_key="k"), await outbox.held(idempotency_key="k")
     async with outbox.connection.transaction():
         assert await outbox.enter(first) == "run"
@@ -716,7 +719,7 @@ async def test_only_what_the_transaction_has_entered_is_retried(outbox: Outbox) 
 
 
 async def test_only_the_transaction_that_entered_can_reopen(outbox: Outbox) -> None:
-    """LSN-3, LSN-6: what is committed is delivered for good, and a duplicate has no inbox row of its own."""
+    """What is committed is delivered for good, and a duplicate has no inbox row of its own (LSN-3, LSN-6)."""
     first, second = await outbox.held(idempotency_key="k"), await outbox.held(idempotency_key="k")
     async with outbox.connection.transaction():
         assert await outbox.enter(first) == "run"
@@ -730,7 +733,7 @@ async def test_only_the_transaction_that_entered_can_reopen(outbox: Outbox) -> N
 
 
 async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox, other: Outbox) -> None:
-    """E1, PUB-5: two transactional handlers with one key at the same time: one runs, the other is a duplicate."""
+    """Two transactional handlers with one key at the same time: one runs, the other is a duplicate (E1, PUB-5)."""
     for _ in range(2):
         await outbox.insert(idempotency_key="k")
     one, two = await outbox.hold()
@@ -750,7 +753,7 @@ async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox,
 
 
 async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
-    """B12: eight connections settle, extend and replay the same rows in random order: no 40P01, and no row lost."""
+    """Eight connections settle, extend and replay the same rows in random order: no 40P01, and no row lost (B12)."""
     ids = await outbox.insert_many(60, idempotency_key="'k' || n % 15")
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(8)]
     known = {id: InFlight(id, NOBODY) for id in ids}
@@ -804,7 +807,7 @@ async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: st
 
 
 async def test_the_same_keys_in_opposite_order_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
-    """B12, PUB-5: inbox rows are written in the order of their keys, whatever the order of the events."""
+    """Inbox rows are written in the order of their keys, whatever the order of the events (B12, PUB-5)."""
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(2)]
     try:
         for number in range(6):
@@ -823,7 +826,9 @@ async def test_the_same_keys_in_opposite_order_never_deadlock(outbox: Outbox, sh
 
 
 async def test_a_handler_is_entered_at_once_where_nothing_is_in_its_way(outbox: Outbox) -> None:
-    """LSN-5: a duplicate, a lost lease and a session that is not clean are left to outbox_enter; nothing is written."""
+    """A duplicate, a lost lease and a session that is not clean are left to outbox_enter; nothing is written
+    (LSN-5).
+    """
     first, second = await outbox.insert(idempotency_key="k"), await outbox.insert(idempotency_key="k")
     token = uuid.uuid4()
     assert len(await outbox.claim(token=token)) == 2

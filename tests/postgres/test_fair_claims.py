@@ -18,7 +18,7 @@ async def subscribed(outbox: Outbox) -> None:
 
 
 async def test_one_event_does_not_wait_behind_the_many_of_another_key(outbox: Outbox) -> None:
-    """LSN-15: with 20,000 events of one tenant the single event of another is in the next claim."""
+    """With 20,000 events of one tenant the single event of another is in the next claim (LSN-15)."""
     await outbox.insert_many(20_000, fairness_key="'large'")
     (single,) = await outbox.insert_many(1, fairness_key="'small'")
     claim = await claim_fair(outbox, 100)
@@ -28,7 +28,7 @@ async def test_one_event_does_not_wait_behind_the_many_of_another_key(outbox: Ou
 
 
 async def test_keys_take_turns_after_a_cursor(outbox: Outbox) -> None:
-    """LSN-15: with more keys than room every key gets its turn."""
+    """With more keys than room every key gets its turn (LSN-15)."""
     await outbox.insert_many(30, fairness_key="'t' || lpad((n % 10)::text, 2, '0')")
     claim = await claim_fair(outbox, 4)
     assert claim.keys == ["t00", "t01", "t02", "t03"]
@@ -40,7 +40,7 @@ async def test_keys_take_turns_after_a_cursor(outbox: Outbox) -> None:
 
 
 async def test_within_a_key_what_is_due_first_comes_first(outbox: Outbox) -> None:
-    """LSN-15: what is delayed or in flight is passed over."""
+    """What is delayed or in flight is passed over (LSN-15)."""
     ids = await outbox.insert_many(3, fairness_key="'t'", available_at="now() + (2 - n) * interval '1 hour'")
     claim = await claim_fair(outbox, 2)
     assert {row["id"] for row in claim.rows} == {ids[1], ids[2]}
@@ -51,7 +51,7 @@ async def test_within_a_key_what_is_due_first_comes_first(outbox: Outbox) -> Non
 
 
 async def test_a_limit_for_each_key_holds_over_claims(outbox: Outbox) -> None:
-    """LSN-15: no more than so many of one key are in flight, whoever has them."""
+    """No more than so many of one key are in flight, whoever has them (LSN-15)."""
     await outbox.insert_many(20, fairness_key="'t' || n % 2")
     first = await claim_fair(outbox, 100, per_key=3)
     assert first.keys == ["t0"] * 3 + ["t1"] * 3
@@ -61,7 +61,7 @@ async def test_a_limit_for_each_key_holds_over_claims(outbox: Outbox) -> None:
 
 
 async def test_what_several_handlers_want_is_split_and_fair_for_each(outbox: Outbox) -> None:
-    """LSN-15, LSN-2: siblings keep the key."""
+    """Siblings keep the key (LSN-15, LSN-2)."""
     await outbox.subscribe(OTHER, EVENT)
     ids = set(await outbox.insert_many(6, fairness_key="'t' || n % 3"))
     handled: dict[str, list[object]] = {HANDLER: [], OTHER: []}
@@ -74,7 +74,7 @@ async def test_what_several_handlers_want_is_split_and_fair_for_each(outbox: Out
 
 
 async def test_a_fair_event_is_in_no_order_and_in_no_lane(outbox: Outbox) -> None:
-    """LSN-15: neither the lanes nor the ordering keys have it."""
+    """Neither the lanes nor the ordering keys have it (LSN-15)."""
     await outbox.insert(fairness_key="t")
     assert await outbox.claim() == []
     assert (await claim_ordered(outbox)).rows == []
@@ -82,7 +82,7 @@ async def test_a_fair_event_is_in_no_order_and_in_no_lane(outbox: Outbox) -> Non
 
 
 async def test_a_replayed_event_keeps_its_fairness_key(outbox: Outbox) -> None:
-    """LSN-15: also from the archive."""
+    """Also from the archive (LSN-15)."""
     first, second = await outbox.insert_many(2, fairness_key="'t'")
     held = {each.id: each for each in (await claim_fair(outbox, 2)).held}
     await outbox.fail(held[first])
@@ -97,7 +97,9 @@ async def test_a_replayed_event_keeps_its_fairness_key(outbox: Outbox) -> None:
 @pytest.mark.trust
 @pytest.mark.parametrize("owned", [("shop",), ("shop", "bank")])
 async def test_a_source_with_thousands_of_keys_has_one_share(outbox: Outbox, owned: tuple[str, ...]) -> None:
-    """SEC-1, LSN-15: an event of a source with an owner is in the next claim, and the others go on with their turns."""
+    """An event of a source with an owner is in the next claim, and the others go on with their turns (SEC-1,
+    LSN-15).
+    """
     for source in owned:
         await outbox.value("INSERT INTO core.sources VALUES ($1, 'postgres')", source)
     await outbox.insert_many(2_000, source="'bank'", fairness_key="'a' || lpad(n::text, 4, '0')")
@@ -113,7 +115,7 @@ async def test_a_source_with_thousands_of_keys_has_one_share(outbox: Outbox, own
 
 @pytest.mark.trust
 async def test_the_keys_of_one_owner_take_turns_too(outbox: Outbox) -> None:
-    """SEC-1, LSN-15: one at a time, neither those of an owner nor the others wait for ever."""
+    """One at a time, neither those of an owner nor the others wait for ever (SEC-1, LSN-15)."""
     await outbox.value("INSERT INTO core.sources VALUES ('shop', 'postgres')")
     for source in ("bank", "shop"):
         await outbox.insert_many(8, source=f"'{source}'", fairness_key="'t' || n")

@@ -24,7 +24,7 @@ async def join(connection: asyncpg.Connection, *channels: str, generation: int =
 
 
 async def test_a_channel_with_open_events_and_no_worker_is_unserved(outbox: Outbox) -> None:
-    """OBX-4: per generation; a worker that stopped, or fell silent for a minute, serves nothing."""
+    """Per generation; a worker that stopped, or fell silent for a minute, serves nothing (OBX-4)."""
     connection = outbox.connection
     await outbox.connection.execute("TRUNCATE core.workers")
     assert await FLEET.unserved(connection) == []
@@ -46,7 +46,7 @@ async def test_a_channel_with_open_events_and_no_worker_is_unserved(outbox: Outb
 
 
 async def test_what_is_settled_needs_no_worker(outbox: Outbox) -> None:
-    """OBX-4: only open events are waited for."""
+    """Only open events are waited for (OBX-4)."""
     await outbox.connection.execute("TRUNCATE core.workers")
     await outbox.insert()
     assert await FLEET.unserved(outbox.connection) == [(CHANNEL, 0)]

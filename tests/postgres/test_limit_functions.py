@@ -43,7 +43,7 @@ async def subscribed(outbox: Outbox) -> None:
 
 
 async def test_a_fleet_concurrency_bounds_what_is_in_flight(outbox: Outbox) -> None:
-    """LSN-10: whoever claims, no more rows of a handler are in flight than its limit; the others stay as they are."""
+    """Whoever claims, no more rows of a handler are in flight than its limit; the others stay as they are (LSN-10)."""
     await outbox.insert_many(20)
     await limit(outbox, fleet=7)
     first = await outbox.hold(Lane(limit=5))
@@ -58,7 +58,7 @@ async def test_a_fleet_concurrency_bounds_what_is_in_flight(outbox: Outbox) -> N
 
 
 async def test_a_limit_that_ends_behind_a_claim_is_asked_for_again(outbox: Outbox) -> None:
-    """LSN-10: a claim that got nothing, a moment before there was a token, must not count as if nothing was there."""
+    """A claim that got nothing, a moment before there was a token, must not count as if nothing was there (LSN-10)."""
     await outbox.insert_many(2)
     await limit(outbox, rate=1)
     assert len(await outbox.hold()) == 1
@@ -93,7 +93,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_every_way_in_which_a_delivery_ends_gives_its_place_back(outbox: Outbox, ending: str) -> None:
-    """LSN-10: there is no counter to be forgotten: a row counts while it is in flight, and not a moment longer."""
+    """There is no counter to be forgotten: a row counts while it is in flight, and not a moment longer (LSN-10)."""
     await outbox.insert_many(3)
     await limit(outbox, fleet=1)
     [held] = await outbox.hold()
@@ -106,7 +106,7 @@ async def test_every_way_in_which_a_delivery_ends_gives_its_place_back(outbox: O
 
 
 async def test_a_row_that_is_claimed_again_counts_once(outbox: Outbox) -> None:
-    """LSN-10: a lease that expired and was taken over does not take two places."""
+    """A lease that expired and was taken over does not take two places (LSN-10)."""
     [id] = await outbox.insert_many(1)
     await limit(outbox, fleet=2)
     await outbox.hold()
@@ -117,7 +117,7 @@ async def test_a_row_that_is_claimed_again_counts_once(outbox: Outbox) -> None:
 
 
 async def test_a_handler_that_holds_its_row_in_a_transaction_counts(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-10: a handler that takes tx may run longer than its lease; the row is locked, and its place is taken."""
+    """A handler that takes tx may run longer than its lease; the row is locked, and its place is taken (LSN-10)."""
     await outbox.insert_many(3)
     await limit(outbox, fleet=1)
     [held] = await outbox.hold()
@@ -135,7 +135,7 @@ async def test_a_handler_that_holds_its_row_in_a_transaction_counts(outbox: Outb
 
 
 async def test_slots_that_were_broken_on_purpose_heal(outbox: Outbox) -> None:
-    """LSN-10: whatever is written into the table by mistake, the next claim counts what is true."""
+    """Whatever is written into the table by mistake, the next claim counts what is true (LSN-10)."""
     await outbox.insert_many(4)
     await limit(outbox, fleet=2)
     [first, _] = await outbox.hold()
@@ -151,7 +151,7 @@ async def test_slots_that_were_broken_on_purpose_heal(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("own_route", [False, True])
 async def test_what_runs_when_a_limit_is_set_counts_when_its_lease_is_extended(outbox: Outbox, own_route: bool) -> None:
-    """LSN-10: workers extend leases long before they expire, so a new limit is exceeded for less than a lease."""
+    """Workers extend leases long before they expire, so a new limit is exceeded for less than a lease (LSN-10)."""
     lanes = Lane(), Lane(HANDLER)
     await outbox.insert_many(9)
     running = await outbox.hold(Lane(limit=4))
@@ -166,7 +166,7 @@ async def test_what_runs_when_a_limit_is_set_counts_when_its_lease_is_extended(o
 
 
 async def test_nobody_waits_for_a_claim_of_a_limited_handler(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-10: a claimer that stalls keeps others from its handler only, and makes nobody wait."""
+    """A claimer that stalls keeps others from its handler only, and makes nobody wait (LSN-10)."""
     await outbox.subscribe(OTHER, "mail.wanted")
     await outbox.insert_many(3)
     await outbox.insert_many(3, "mail.wanted")
@@ -184,7 +184,7 @@ async def test_nobody_waits_for_a_claim_of_a_limited_handler(outbox: Outbox, sha
 
 
 async def test_the_lanes_of_a_limited_handler_take_turns(outbox: Outbox) -> None:
-    """LSN-10: a flood of urgent events leaves the others a share of the places, in proportion to what is asked for."""
+    """A flood of urgent events leaves the others a share of the places, in proportion to what is asked for (LSN-10)."""
     await outbox.insert_many(150, priority="0")
     await outbox.insert_many(150)
     await limit(outbox, fleet=1)
@@ -199,7 +199,7 @@ async def test_the_lanes_of_a_limited_handler_take_turns(outbox: Outbox) -> None
 
 
 async def test_a_claim_takes_the_oldest_of_a_lane(outbox: Outbox) -> None:
-    """LSN-10: a limit does not change the order within a lane."""
+    """A limit does not change the order within a lane (LSN-10)."""
     await outbox.insert_many(6)
     rows = await outbox.connection.fetch("SELECT id FROM core.outbox ORDER BY available_at, id")
     await limit(outbox, fleet=4)
@@ -207,7 +207,7 @@ async def test_a_claim_takes_the_oldest_of_a_lane(outbox: Outbox) -> None:
 
 
 async def test_what_an_operator_sets_wins_until_it_is_cleared(outbox: Outbox) -> None:
-    """LSN-10: the declared limit comes back when the operator's is cleared; without either nothing is kept."""
+    """The declared limit comes back when the operator's is cleared; without either nothing is kept (LSN-10)."""
     await outbox.insert_many(10)
     await declare(outbox, fleet=2)
     assert len(await outbox.hold()) == 2
@@ -224,7 +224,7 @@ async def test_what_an_operator_sets_wins_until_it_is_cleared(outbox: Outbox) ->
 
 
 async def test_a_pause_holds_and_a_resume_lets_go(outbox: Outbox) -> None:
-    """LSN-10: nothing is claimed once a pause is committed, also by a claim that was worked out before it."""
+    """Nothing is claimed once a pause is committed, also by a claim that was worked out before it (LSN-10)."""
     await outbox.insert_many(4)
     version = await outbox.subscriptions_version()
     [running] = await outbox.hold(Lane(limit=1))
@@ -241,7 +241,7 @@ async def test_a_pause_holds_and_a_resume_lets_go(outbox: Outbox) -> None:
 
 
 async def test_a_rate_lets_through_what_the_bucket_holds(outbox: Outbox) -> None:
-    """LSN-10: the bucket of 40/s holds ten; the next claim is told when to come back."""
+    """The bucket of 40/s holds ten; the next claim is told when to come back (LSN-10)."""
     await outbox.insert_many(100)
     await limit(outbox, rate=0.01)
     await outbox.value("UPDATE core.handler_flow SET tokens = 0, tokens_at = clock_timestamp() + interval '1 hour'")
@@ -271,7 +271,7 @@ async def test_a_rate_lets_through_what_the_bucket_holds(outbox: Outbox) -> None
     ],
 )
 async def test_bad_limits_are_refused(outbox: Outbox, values: dict[str, object], problem: str) -> None:
-    """LSN-10: a limit of nothing is not a pause."""
+    """A limit of nothing is not a pause (LSN-10)."""
     asked: dict[str, object] = {"handler": HANDLER, "fleet_concurrency": None, "rate": None, "clear": []} | values
     with pytest.raises(asyncpg.InvalidParameterValueError, match=problem):
         await outbox.call("handler_limit", **asked, actor=BY, reason=None)
@@ -285,7 +285,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 60)), min_size
 async def test_the_bucket_never_lets_more_through_than_the_rate(
     shared_dsn: str, rate: float, steps: list[tuple[int, int]]
 ) -> None:
-    """LSN-10: over any time, at most its rate times the time and one bucket; and all of that, if it is asked for."""
+    """Over any time, at most its rate times the time and one bucket; and all of that, if it is asked for (LSN-10)."""
     connection = await connect(shared_dsn)
     try:
         burst = max(1.0, rate / 4)
@@ -306,7 +306,7 @@ async def test_the_bucket_never_lets_more_through_than_the_rate(
 
 
 async def test_without_limits_a_claim_looks_once(outbox: Outbox) -> None:
-    """LSN-10: where no handler has a limit, nothing is written, and no function of limits is called."""
+    """Where no handler has a limit, nothing is written, and no function of limits is called (LSN-10)."""
     await outbox.insert_many(5)
     await outbox.value("SET track_functions = 'all'")
     before = await outbox.value(

@@ -22,7 +22,7 @@ async def subscribed(outbox: Outbox) -> None:
 
 
 async def test_only_the_head_of_each_key_is_claimed(outbox: Outbox) -> None:
-    """LSN-9: the next event of a key begins when the one before it is settled; other keys flow."""
+    """The next event of a key begins when the one before it is settled; other keys flow (LSN-9)."""
     first, second, _ = await publish(outbox, "a", 3)
     (other,) = await publish(outbox, "b")
     claim = await claim_ordered(outbox)
@@ -33,7 +33,7 @@ async def test_only_the_head_of_each_key_is_claimed(outbox: Outbox) -> None:
 
 
 async def test_an_ordinary_claim_says_that_there_are_keys_and_takes_none(outbox: Outbox) -> None:
-    """LSN-9: without events that have a key nothing is asked for."""
+    """Without events that have a key nothing is asked for (LSN-9)."""
     plain = await outbox.insert()
     assert [row["id"] for row in await outbox.claim(keyed=True)] == [plain]
     await publish(outbox, "a")
@@ -45,7 +45,7 @@ async def test_an_ordinary_claim_says_that_there_are_keys_and_takes_none(outbox:
 
 @pytest.mark.parametrize("way", ["retry", "release", "snooze", "lost"])
 async def test_a_head_that_is_not_settled_keeps_its_key_back(outbox: Outbox, way: str) -> None:
-    """LSN-9: a retry, a release, a snooze and a lost lease keep the order."""
+    """A retry, a release, a snooze and a lost lease keep the order (LSN-9)."""
     first, second = await publish(outbox, "a", 2)
     (held,) = (await claim_ordered(outbox)).held
     match way:
@@ -70,7 +70,7 @@ async def test_a_head_that_is_not_settled_keeps_its_key_back(outbox: Outbox, way
 
 
 async def test_order_holds_over_the_event_types_of_a_handler(outbox: Outbox) -> None:
-    """LSN-9: a key's events of several types stand in several lanes, and are one sequence."""
+    """A key's events of several types stand in several lanes, and are one sequence (LSN-9)."""
     ids = []
     for event_type in (EVENT, "order.paid", EVENT, "order.paid"):
         ids += await publish(outbox, "a", event_type=event_type)
@@ -87,7 +87,7 @@ async def test_order_holds_over_the_event_types_of_a_handler(outbox: Outbox) -> 
 
 
 async def test_a_type_that_the_code_no_longer_wants_keeps_its_key_back(outbox: Outbox) -> None:
-    """LSN-9: what a handler is subscribed to and does not register is left alone, and so is what is behind it."""
+    """What a handler is subscribed to and does not register is left alone, and so is what is behind it (LSN-9)."""
     await publish(outbox, "a", event_type="order.paid")
     await publish(outbox, "a")
     (other,) = await publish(outbox, "b")
@@ -96,7 +96,7 @@ async def test_a_type_that_the_code_no_longer_wants_keeps_its_key_back(outbox: O
 
 
 async def test_siblings_keep_the_order_for_each_handler(outbox: Outbox) -> None:
-    """LSN-9, LSN-2: an event that several handlers want keeps its place for each of them."""
+    """An event that several handlers want keeps its place for each of them (LSN-9, LSN-2)."""
     await outbox.subscribe(OTHER, EVENT)
     ids = [
         *await publish(outbox, "a"),
@@ -114,7 +114,7 @@ async def test_siblings_keep_the_order_for_each_handler(outbox: Outbox) -> None:
 
 
 async def test_a_slow_handler_does_not_keep_another_back(outbox: Outbox) -> None:
-    """LSN-9: order is kept for each handler by itself."""
+    """Order is kept for each handler by itself (LSN-9)."""
     await outbox.subscribe(OTHER, EVENT)
     await publish(outbox, "a", 2)
     first = await claim_ordered(outbox, limits={HANDLER: 10})
@@ -128,7 +128,7 @@ async def test_a_slow_handler_does_not_keep_another_back(outbox: Outbox) -> None
 
 
 async def test_a_number_that_is_committed_late_waits_for_what_was_begun(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-9: two rows of a key are never in flight at once, also when they are committed in another order."""
+    """Two rows of a key are never in flight at once, also when they are committed in another order (LSN-9)."""
     producer = await connect(shared_dsn)
     try:
         late = producer.transaction()
@@ -151,7 +151,7 @@ async def test_a_number_that_is_committed_late_waits_for_what_was_begun(outbox: 
 
 
 async def test_two_claims_at_once_never_take_two_rows_of_a_key(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-9: a claim that saw the outbox before another one committed takes nothing that it must not."""
+    """A claim that saw the outbox before another one committed takes nothing that it must not (LSN-9)."""
     await outbox.insert_many(40, ordering_key="'k' || n % 8")
     others = [Outbox(await connect(shared_dsn)) for _ in range(4)]
     try:
@@ -168,7 +168,7 @@ async def test_two_claims_at_once_never_take_two_rows_of_a_key(outbox: Outbox, s
 
 
 async def test_keys_take_turns_after_a_cursor(outbox: Outbox) -> None:
-    """LSN-9: with more keys than room every key gets its turn."""
+    """With more keys than room every key gets its turn (LSN-9)."""
     await outbox.insert_many(30, ordering_key="'k' || lpad((n % 15)::text, 2, '0')")
     claim = await claim_ordered(outbox, 5)
     assert claim.keys == ["k00", "k01", "k02", "k03", "k04"]
@@ -180,7 +180,7 @@ async def test_keys_take_turns_after_a_cursor(outbox: Outbox) -> None:
 
 
 async def test_a_key_is_gone_on_with_by_its_number(outbox: Outbox) -> None:
-    """LSN-9: the worker that settled a head takes the next one without looking for it."""
+    """The worker that settled a head takes the next one without looking for it (LSN-9)."""
     await publish(outbox, "a", 3)
     await publish(outbox, "b", 1)
     (first, _) = (claim := await claim_ordered(outbox)).rows
@@ -193,7 +193,7 @@ async def test_a_key_is_gone_on_with_by_its_number(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("archive", [False, True])
 async def test_a_dead_letter_blocks_its_key_until_it_is_replayed(outbox: Outbox, archive: bool) -> None:
-    """LSN-9: a failed head blocks; a replay puts it where it was."""
+    """A failed head blocks; a replay puts it where it was (LSN-9)."""
     first, second = await publish(outbox, "a", 2)
     (other,) = await publish(outbox, "b")
     await _fail(outbox, first, archive)
@@ -212,7 +212,9 @@ async def test_a_dead_letter_blocks_its_key_until_it_is_replayed(outbox: Outbox,
 @pytest.mark.parametrize("archive", [False, True])
 @pytest.mark.parametrize("way", ["discard", "release", "skip"])
 async def test_a_key_goes_on_without_its_dead_letter(outbox: Outbox, way: str, archive: bool) -> None:
-    """LSN-9: a discard, an operator and the policy `skip` let the key go on; a replay then takes a place at the end."""
+    """A discard, an operator and the policy `skip` let the key go on; a replay then takes a place at the end
+    (LSN-9).
+    """
     first, second, third = await publish(outbox, "a", 3)
     await _fail(outbox, first, archive, skip=way == "skip")
     if way == "discard":
@@ -236,7 +238,7 @@ async def test_a_key_goes_on_without_its_dead_letter(outbox: Outbox, way: str, a
 
 @pytest.mark.parametrize("reason", ["cancelled", "expired"])
 async def test_what_was_cancelled_or_has_expired_blocks_nothing(outbox: Outbox, reason: str) -> None:
-    """LSN-9: these are no dead letters."""
+    """These are no dead letters (LSN-9)."""
     _, second = await publish(outbox, "a", 2)
     (held,) = (await claim_ordered(outbox)).held
     await outbox.fail(held, reason=reason)
@@ -244,7 +246,7 @@ async def test_what_was_cancelled_or_has_expired_blocks_nothing(outbox: Outbox, 
 
 
 async def test_a_corrected_event_takes_the_place_of_its_dead_letter(outbox: Outbox) -> None:
-    """LSN-9: an edit unblocks the key, and comes before what waits."""
+    """An edit unblocks the key, and comes before what waits (LSN-9)."""
     first, second = await publish(outbox, "a", 2)
     await _fail(outbox, first, False)
     new = "01900000-0000-7000-8000-000000000001"
@@ -258,7 +260,7 @@ async def test_a_corrected_event_takes_the_place_of_its_dead_letter(outbox: Outb
 
 
 async def test_order_holds_over_generations_and_channels(outbox: Outbox) -> None:
-    """LSN-9, GEN-2: what an older generation holds comes first, and a move keeps the order."""
+    """What an older generation holds comes first, and a move keeps the order (LSN-9, GEN-2)."""
     (old,) = await publish(outbox, "a", generation=1, channel="outbox_gen_1")
     (new,) = await publish(outbox, "a", generation=2, channel="outbox_gen_2")
     two = {"channel": "outbox_gen_2", "generation": 2}
@@ -272,7 +274,7 @@ async def test_order_holds_over_generations_and_channels(outbox: Outbox) -> None
 
 
 async def test_lines_of_keys_that_are_over_are_swept(outbox: Outbox) -> None:
-    """LSN-9: what is kept for each key goes with it, but not what blocks."""
+    """What is kept for each key goes with it, but not what blocks (LSN-9)."""
     await outbox.insert_many(5, ordering_key="'k' || n")
     claim = await claim_ordered(outbox)
     running, failed, *done = claim.held
@@ -288,7 +290,7 @@ async def test_lines_of_keys_that_are_over_are_swept(outbox: Outbox) -> None:
 
 
 async def test_foreign_writers_may_set_a_key_of_at_most_800_bytes(outbox: Outbox) -> None:
-    """LSN-9: columns of the table, checked like the others."""
+    """Columns of the table, checked like the others (LSN-9)."""
     await outbox.insert(ordering_key="k" * 800)
     for columns in ({"ordering_key": ""}, {"ordering_key": "k" * 801}, {"fairness_key": "", "ordering_key": None}):
         with pytest.raises(asyncpg.CheckViolationError):
@@ -298,7 +300,7 @@ async def test_foreign_writers_may_set_a_key_of_at_most_800_bytes(outbox: Outbox
 
 
 async def test_events_without_a_key_are_not_in_the_way(outbox: Outbox) -> None:
-    """LSN-9: both kinds of events go to the same handler."""
+    """Both kinds of events go to the same handler (LSN-9)."""
     plain = await outbox.insert()
     (keyed,) = await publish(outbox, "a")
     assert [row["id"] for row in await outbox.claim(Lane())] == [plain]
@@ -320,7 +322,7 @@ async def _fail(outbox: Outbox, id: object, archive: bool, skip: bool = False) -
 
 
 async def test_claims_by_key_keep_to_the_limits_of_a_handler(outbox: Outbox) -> None:
-    """LSN-9, LSN-12, LSN-15: a limit for the fleet, and a pause, are for all events of a handler."""
+    """A limit for the fleet, and a pause, are for all events of a handler (LSN-9, LSN-12, LSN-15)."""
     await outbox.insert_many(6, ordering_key="'k' || n")
     await outbox.insert_many(6, fairness_key="'t' || n")
     change = "INSERT INTO core.handler_flow (handler_name, fleet_concurrency) VALUES ($1, 3)"

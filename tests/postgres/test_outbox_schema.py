@@ -46,7 +46,7 @@ DECIDED_COLUMNS = {
 
 
 async def test_the_columns_of_the_decision_records_are_there(outbox: Outbox) -> None:
-    """OBX-1: under the names and with the types that were decided on."""
+    """Under the names and with the types that were decided on (OBX-1)."""
     rows = await outbox.connection.fetch(
         """SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
            WHERE attrelid = 'core.outbox'::regclass AND attnum > 0"""
@@ -56,7 +56,7 @@ async def test_the_columns_of_the_decision_records_are_there(outbox: Outbox) -> 
 
 
 async def test_no_index_mentions_what_a_claim_changes(outbox: Outbox) -> None:
-    """OBX-1, LSN-1: a claim is a heap-only update as long as no index has the status, the lease or the attempts."""
+    """A claim is a heap-only update as long as no index has the status, the lease or the attempts (OBX-1, LSN-1)."""
     indexes = await outbox.connection.fetch(
         "SELECT pg_get_indexdef(indexrelid) AS sql FROM pg_index WHERE indrelid = 'core.outbox'::regclass"
     )
@@ -139,13 +139,13 @@ ILLEGAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("columns", LEGAL.values(), ids=LEGAL)
 async def test_a_legal_row_is_accepted(outbox: Outbox, columns: dict[str, Any]) -> None:
-    """OBX-1: the edges of what is allowed, each beside the row that is not."""
+    """The edges of what is allowed, each beside the row that is not (OBX-1)."""
     assert await outbox.insert(**columns)
 
 
 @pytest.mark.parametrize(("constraint", "columns"), ILLEGAL.values(), ids=ILLEGAL)
 async def test_an_illegal_row_is_refused_by_name(outbox: Outbox, constraint: str, columns: dict[str, Any]) -> None:
-    """OBX-1, S4, D2: four states and what belongs to each; sizes that indexes and NOTIFY can carry."""
+    """Four states and what belongs to each; sizes that indexes and NOTIFY can carry (OBX-1, S4, D2)."""
     with pytest.raises(asyncpg.CheckViolationError) as refused:
         await outbox.insert(**columns)
     assert refused.value.constraint_name == constraint
@@ -156,7 +156,7 @@ async def test_an_illegal_row_is_refused_by_name(outbox: Outbox, constraint: str
 async def test_an_update_by_hand_is_refused_by_the_same_name(
     outbox: Outbox, constraint: str, columns: dict[str, Any]
 ) -> None:
-    """OBX-1, S4: what is written in psql is held to the rules of an INSERT."""
+    """What is written in psql is held to the rules of an INSERT (OBX-1, S4)."""
     id = await outbox.insert(expires_at=NOW, trace_context="t")
     names = list(columns)
     assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(names, start=2))
@@ -167,7 +167,7 @@ async def test_an_update_by_hand_is_refused_by_the_same_name(
 
 
 async def test_statements_pay_for_no_check(outbox: Outbox) -> None:
-    """LSN-1, PUB-1: each CHECK, and each WHEN of an INSERT, would be compiled anew for every statement."""
+    """Each CHECK, and each WHEN of an INSERT, would be compiled anew for every statement (LSN-1, PUB-1)."""
     checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'core.outbox'::regclass AND contype = 'c'"
     conditions = """SELECT count(*) FROM pg_trigger
                     WHERE tgrelid = 'core.outbox'::regclass AND tgqual IS NOT NULL AND tgenabled <> 'D'
@@ -176,7 +176,7 @@ async def test_statements_pay_for_no_check(outbox: Outbox) -> None:
 
 
 async def test_only_updates_by_hand_call_the_trigger(outbox: Outbox) -> None:
-    """LSN-1, LSN-2: the functions of claims and settles check what they write, and each event needs two of them."""
+    """The functions of claims and settles check what they write, and each event needs two of them (LSN-1, LSN-2)."""
     calls = """SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions
                WHERE schemaname = 'core' AND funcname = 'outbox_changed'"""
     await outbox.insert_many(3)
@@ -194,7 +194,7 @@ TIMES = ["-infinity", "0044-03-15 00:00:00+00 BC", "0001-01-01 12:00:00+00", "99
 @pytest.mark.parametrize("column", ["occurred_at", "available_at", "expires_at"])
 @pytest.mark.parametrize("moment", TIMES)
 async def test_a_time_that_not_every_driver_can_read_is_refused(outbox: Outbox, column: str, moment: str) -> None:
-    """P6: one such row would fail the claim of its whole batch, or lie below every mark and wait for ever."""
+    """One such row would fail the claim of its whole batch, or lie below every mark and wait for ever (P6)."""
     with pytest.raises(asyncpg.CheckViolationError) as refused:
         await outbox.insert_many(1, **{column: f"'{moment}'"})
     assert refused.value.constraint_name == "outbox_times"
@@ -229,7 +229,7 @@ FILLED = {
 async def test_a_bad_event_is_refused_with_what_to_write(
     outbox: Outbox, field: str, columns: dict[str, Any], found: str, key: str | None
 ) -> None:
-    """PUB-1, PUB-3: a writer in another language learns the field and the remedy."""
+    """A writer in another language learns the field and the remedy (PUB-1, PUB-3)."""
     if "null" in columns.values():
         columns = {"payload": "{}"} | columns
         await outbox.connection.reset_type_codec("jsonb", schema="pg_catalog")
@@ -242,13 +242,13 @@ async def test_a_bad_event_is_refused_with_what_to_write(
 
 @pytest.mark.parametrize("column", ["event_type", "source"])
 async def test_what_only_the_writer_knows_must_be_given(outbox: Outbox, column: str) -> None:
-    """PUB-1: three columns are needed, and no more."""
+    """Three columns are needed, and no more (PUB-1)."""
     with pytest.raises(asyncpg.NotNullViolationError, match=column):
         await outbox.insert(**{column: None})
 
 
 async def test_payloads_are_measured_as_json_text(outbox: Outbox) -> None:
-    """D2, PUB-3: the wall stands at twice the library's limit, however jsonb stores the value."""
+    """The wall stands at twice the library's limit, however jsonb stores the value (D2, PUB-3)."""
     many_numbers = {"n": [1] * 80_000}  # 240 KB of text, more than a megabyte of jsonb
     assert await outbox.insert(payload=many_numbers)
     assert await outbox.insert(payload={"x": "y" * 524_000})
@@ -258,7 +258,7 @@ async def test_payloads_are_measured_as_json_text(outbox: Outbox) -> None:
 
 
 async def test_numbers_that_jsonb_stores_in_a_few_bytes_are_measured_as_text(outbox: Outbox) -> None:
-    """D2, P6: such a payload would fail every claim that meets it, and with it its whole lane."""
+    """Such a payload would fail every claim that meets it, and with it its whole lane (D2, P6)."""
     await outbox.connection.reset_type_codec("jsonb", schema="pg_catalog")
     payload = '{"n": [' + ", ".join(["1e131071"] * 5) + "]}"
     assert await outbox.value("SELECT pg_column_size($1::jsonb) < 200", payload)
@@ -268,7 +268,7 @@ async def test_numbers_that_jsonb_stores_in_a_few_bytes_are_measured_as_text(out
 
 
 async def test_a_large_multibyte_payload_does_not_break_the_bell(outbox: Outbox) -> None:
-    """D3: a NOTIFY holds 8,000 bytes, and carries an id and no payload."""
+    """A NOTIFY holds 8,000 bytes, and carries an id and no payload (D3)."""
     payload = {"x": "\U0001f4a5" * 20_000}
     await outbox.connection.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
     await outbox.connection.execute(
@@ -284,7 +284,7 @@ async def test_a_large_multibyte_payload_does_not_break_the_bell(outbox: Outbox)
 
 
 async def test_settled_and_pending_rows_need_a_payload_until_they_are_tombstoned(outbox: Outbox) -> None:
-    """OBX-5: STRIP_PAYLOAD is for what retention has tombstoned."""
+    """STRIP_PAYLOAD is for what retention has tombstoned (OBX-5)."""
     held = await outbox.held()
     await outbox.deliver(held)
     with pytest.raises(asyncpg.CheckViolationError, match="outbox_payload_present"):
@@ -296,7 +296,7 @@ async def test_settled_and_pending_rows_need_a_payload_until_they_are_tombstoned
 
 
 async def test_ids_are_version_7_and_carry_the_servers_time(outbox: Outbox) -> None:
-    """OBX-7: without an extension, on every supported server."""
+    """Without an extension, on every supported server (OBX-7)."""
     before = await outbox.value("SELECT clock_timestamp()")
     rows = await outbox.connection.fetch("SELECT core.uuid7() AS id FROM generate_series(1, 2000)")
     after = await outbox.value("SELECT clock_timestamp()")
@@ -314,7 +314,7 @@ async def test_ids_are_version_7_and_carry_the_servers_time(outbox: Outbox) -> N
 
 
 async def test_the_route_follows_target_type_and_handler(outbox: Outbox) -> None:
-    """LSN-1: until a handler is known the lane is the event's, then the handler's."""
+    """Until a handler is known the lane is the event's, then the handler's (LSN-1)."""
     broadcast, targeted = await outbox.insert(), await outbox.insert(target="mail")
     owned = await outbox.insert(target="mail", handler_name="mail.thank")
     routes = [(await outbox.row(id))["route"] for id in (broadcast, targeted, owned)]
@@ -322,7 +322,7 @@ async def test_the_route_follows_target_type_and_handler(outbox: Outbox) -> None
 
 
 async def test_the_generation_and_its_channel_come_from_the_deployments(outbox: Outbox) -> None:
-    """GEN-1, PUB-1: generation 0 without deployments, else the newest that is not retired."""
+    """Generation 0 without deployments, else the newest that is not retired (GEN-1, PUB-1)."""
 
     async def stamped() -> tuple[int, str]:
         row = await outbox.row(await outbox.insert())
@@ -377,7 +377,7 @@ async def bell(shared_dsn: str) -> AsyncIterator[Bell]:
 
 
 async def test_the_bell_is_silent_while_nobody_sleeps(outbox: Outbox, bell: Bell) -> None:
-    """LSN-1: a NOTIFY makes committing producers wait for each other, so it is sent for sleepers only."""
+    """A NOTIFY makes committing producers wait for each other, so it is sent for sleepers only (LSN-1)."""
     await outbox.insert()
     assert await bell.ring(outbox) == []
     await bell.sleep()
@@ -388,7 +388,7 @@ async def test_the_bell_is_silent_while_nobody_sleeps(outbox: Outbox, bell: Bell
 
 
 async def test_a_transaction_rings_once_per_channel(outbox: Outbox, bell: Bell) -> None:
-    """LSN-1: however many rows it writes, by whatever statement."""
+    """However many rows it writes, by whatever statement (LSN-1)."""
     await bell.sleep()
     await bell.sleep("outbox_slow")
     async with outbox.connection.transaction():
@@ -402,7 +402,7 @@ async def test_a_transaction_rings_once_per_channel(outbox: Outbox, bell: Bell) 
 
 
 async def test_what_is_rolled_back_rings_no_bell(outbox: Outbox, bell: Bell) -> None:
-    """E6: neither a transaction nor a savepoint that is rolled back; what comes after a savepoint still rings."""
+    """Neither a transaction nor a savepoint that is rolled back; what comes after a savepoint still rings (E6)."""
     await bell.sleep()
     transaction = outbox.connection.transaction()
     await transaction.start()
@@ -425,7 +425,7 @@ async def test_what_is_rolled_back_rings_no_bell(outbox: Outbox, bell: Bell) -> 
 
 
 async def test_a_producer_can_opt_out_of_the_bell(outbox: Outbox, bell: Bell) -> None:
-    """E6: for two-phase commit, which refuses NOTIFY; for one transaction."""
+    """For two-phase commit, which refuses NOTIFY; for one transaction (E6)."""
     await bell.sleep()
     async with outbox.connection.transaction():
         await outbox.connection.execute("SET LOCAL holdfast.notify = 'off'")
@@ -438,7 +438,7 @@ async def test_a_producer_can_opt_out_of_the_bell(outbox: Outbox, bell: Bell) ->
 async def test_a_worker_that_falls_asleep_waits_for_commits_under_way(
     outbox: Outbox, bell: Bell, shared_dsn: str
 ) -> None:
-    """LSN-1: no wake-up is lost. Once the sleeper has its lock, what saw nobody asleep is visible."""
+    """No wake-up is lost. Once the sleeper has its lock, what saw nobody asleep is visible (LSN-1)."""
     producer = Outbox(await connect(shared_dsn))
     asleep: asyncio.Task[None] | None = None
     try:

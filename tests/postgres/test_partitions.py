@@ -59,7 +59,7 @@ async def tables_of(outbox: Outbox, *ids: UUID) -> set[str]:
 
 
 async def test_a_table_with_rows_becomes_partitioned_and_plain_again(outbox: Outbox, dsn: str) -> None:
-    """OBX-6, OBX-3: no row is lost, leases stay, numbers go on, and both times doctor has nothing to say."""
+    """No row is lost, leases stay, numbers go on, and both times doctor has nothing to say (OBX-6, OBX-3)."""
     await outbox.insert_many(30)
     held = await outbox.hold(Lane(limit=10))
     last = await outbox.value("SELECT max(seq) FROM core.outbox")
@@ -83,7 +83,7 @@ async def test_a_table_with_rows_becomes_partitioned_and_plain_again(outbox: Out
 
 
 async def test_a_schema_of_another_name_without_roles_is_converted_too(empty_dsn: str) -> None:
-    """OBX-6, OBX-7, OBX-1: where one login owns everything, there are no grants to keep."""
+    """Where one login owns everything, there are no grants to keep (OBX-6, OBX-7, OBX-1)."""
     await migrate.apply(empty_dsn, schema="order", roles="never")
     connection = await connect(empty_dsn)
     try:
@@ -124,7 +124,7 @@ class Mortal:
 async def test_a_conversion_that_dies_at_any_statement_leaves_a_table_that_works(
     outbox: Outbox, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBX-6: kill it before each statement, there and back: events flow, and the next run finishes."""
+    """Kill it before each statement, there and back: events flow, and the next run finishes (OBX-6)."""
     monkeypatch.setattr("holdfast.postgres.schema.ddl.random.uniform", lambda *_: 0.0)
     await outbox.insert_many(5)
     real, dies_at, deaths = partitions.connect, 0, 0
@@ -170,8 +170,9 @@ async def test_a_conversion_that_dies_at_any_statement_leaves_a_table_that_works
 
 
 async def test_rows_that_are_many_are_moved_back_a_few_at_a_time(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: on the way back every row is seen and claimable, triggers do not fire for what is only moved, and a row in
-    flight stays until it is settled; afterwards an id is unique again."""
+    """On the way back every row is seen and claimable, triggers do not fire for what is only moved, and a row in
+    flight stays until it is settled; afterwards an id is unique again (OBX-6).
+    """
     await outbox.insert_many(6_000)
     await partitions.enable(dsn, bound=datetime.now(UTC))
     late = await outbox.insert_many(7_000)
@@ -195,7 +196,7 @@ async def test_rows_that_are_many_are_moved_back_a_few_at_a_time(outbox: Outbox,
 
 
 async def test_what_is_in_the_way_is_named_before_anything_is_changed(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: objects of others would go on reading the table as it was, and ids without a time have no partition."""
+    """Objects of others would go on reading the table as it was, and ids without a time have no partition (OBX-6)."""
     foreign = await outbox.insert(id=uuid.UUID("f47ac10b-58cc-4372-a567-0e02b2c3d479"))
     await outbox.connection.execute("CREATE VIEW public.open_events AS SELECT id FROM core.outbox")
     with pytest.raises(MigrationRefused) as refused:
@@ -216,7 +217,7 @@ async def test_what_is_in_the_way_is_named_before_anything_is_changed(outbox: Ou
 async def test_a_conversion_that_was_left_alone_is_taken_back_before_it_refuses_events(
     outbox: Outbox, dsn: str
 ) -> None:
-    """OBX-6: killed between two steps and forgotten: a worker takes the bound back a day before it would matter."""
+    """Killed between two steps and forgotten: a worker takes the bound back a day before it would matter (OBX-6)."""
     await outbox.call("partitions_prepare", every="week", bound=NOW + timedelta(days=2))
     assert (await findings(dsn))["partitions-unfinished"].severity == "problem"
     assert await outbox.call("partitions_extend") == []
@@ -231,7 +232,7 @@ async def test_a_conversion_that_was_left_alone_is_taken_back_before_it_refuses_
 
 
 async def test_a_missing_partition_never_fails_a_publish(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: rows of a time without a partition go to outbox_default, and move, in flight too, when it is made."""
+    """Rows of a time without a partition go to outbox_default, and move, in flight too, when it is made (OBX-6)."""
     await partition(dsn, "week")
     *_, last = [name for name in await names(outbox) if name.startswith("outbox_p")]
     bounds = {row["name"]: row for row in await outbox.call("partitions_list")}
@@ -253,7 +254,7 @@ async def test_a_missing_partition_never_fails_a_publish(outbox: Outbox, dsn: st
 
 @pytest.mark.trust
 async def test_ids_that_are_dated_ahead_keep_no_partition_from_being_made(outbox: Outbox, dsn: str) -> None:
-    """SEC-1, OBX-6: however many there are, their period is made, in parts that can be moved in a moment each."""
+    """However many there are, their period is made, in parts that can be moved in a moment each (SEC-1, OBX-6)."""
     await partition(dsn)
     bounds = {row["name"]: row for row in await outbox.call("partitions_list")}
     *_, last = [name for name in await names(outbox) if name.startswith("outbox_p")]
@@ -276,7 +277,7 @@ async def test_ids_that_are_dated_ahead_keep_no_partition_from_being_made(outbox
 
 
 async def test_workers_make_partitions_without_being_asked(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: whichever comes first, with no more than a worker's rights, which are not enough to convert the table."""
+    """Whichever comes first, with no more than a worker's rights, which are not enough to convert the table (OBX-6)."""
     await partition(dsn)
     *_, last, default = expected = await names(outbox)
     assert default == "outbox_default"
@@ -296,7 +297,7 @@ async def test_workers_make_partitions_without_being_asked(outbox: Outbox, dsn: 
 
 
 async def test_ids_without_a_time_are_refused_with_a_remedy(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: a version 4 id of a foreign writer, by a plain INSERT and by the publisher; siblings are of version 7."""
+    """A version 4 id of a foreign writer, by a plain INSERT and by the publisher; siblings are of version 7 (OBX-6)."""
     await partition(dsn)
     with pytest.raises(asyncpg.CheckViolationError, match="version 7 while the outbox is partitioned") as refused:
         await outbox.insert(id=uuid.uuid4())
@@ -314,7 +315,7 @@ async def test_ids_without_a_time_are_refused_with_a_remedy(outbox: Outbox, dsn:
 
 
 async def test_no_function_of_the_hot_path_reads_a_partition_from_end_to_end(outbox: Outbox, dsn: str) -> None:
-    """OBX-6, LSN-1: a claim, a heartbeat and a settle go by index, in every partition, under generic plans too."""
+    """A claim, a heartbeat and a settle go by index, in every partition, under generic plans too (OBX-6, LSN-1)."""
     await outbox.insert_many(2_000)
     await partition(dsn, ago=timedelta(0))
     await outbox.insert_many(2_000)
@@ -358,8 +359,9 @@ async def old_rows(outbox: Outbox, count: int, **columns: str) -> list[UUID]:
 
 
 async def test_a_partition_is_dropped_and_nothing_that_is_kept_goes_with_it(outbox: Outbox, dsn: str) -> None:
-    """OBX-6, OBX-5: pending, delayed, in flight, failed, discarded within its grace, longer-lived classes, and rows
-    without their contents survive the drop, as they were."""
+    """Pending, delayed, in flight, failed, discarded within its grace, longer-lived classes, and rows
+    without their contents survive the drop, as they were (OBX-6, OBX-5).
+    """
     gone = await old_rows(outbox, 500)
     await settle_by_hand(outbox, gone, 69)
     recent, tombstone = await old_rows(outbox, 2)
@@ -407,7 +409,7 @@ async def test_a_partition_is_dropped_and_nothing_that_is_kept_goes_with_it(outb
 
 
 async def test_a_partition_with_much_to_keep_stays_and_is_swept_row_by_row(outbox: Outbox, dsn: str) -> None:
-    """OBX-6, OBX-5: nothing is lost, and what is past retention goes all the same."""
+    """Nothing is lost, and what is past retention goes all the same (OBX-6, OBX-5)."""
     await settle_by_hand(outbox, await old_rows(outbox, 200), 69)
     await old_rows(outbox, 10_001)
     await partitions.enable(dsn, every="day", bound=NOW - timedelta(days=60))
@@ -421,7 +423,7 @@ async def test_a_partition_with_much_to_keep_stays_and_is_swept_row_by_row(outbo
 
 
 async def test_rows_are_not_tombstoned_where_a_drop_is_near(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: 50 days after it was settled a row of a plain outbox is due; in a partition it waits for the drop."""
+    """50 days after it was settled a row of a plain outbox is due; in a partition it waits for the drop (OBX-6)."""
     ids = await outbox.insert_many(3)
     await settle_by_hand(outbox, ids, 50)
     due = "SELECT count(*) FROM core.retention_due('delivered', 'operations', '-infinity', 10)"
@@ -433,7 +435,7 @@ async def test_rows_are_not_tombstoned_where_a_drop_is_near(outbox: Outbox, dsn:
 
 
 async def test_nothing_is_made_or_dropped_after_the_clock_was_set_forward(outbox: Outbox, dsn: str) -> None:
-    """OBX-6, OBX-5: what looks old may not be."""
+    """What looks old may not be (OBX-6, OBX-5)."""
     await settle_by_hand(outbox, await old_rows(outbox, 20), 69)
     await partitions.enable(dsn, every="day", bound=NOW - timedelta(days=60))
     await outbox.connection.execute(
@@ -451,8 +453,9 @@ async def test_nothing_is_made_or_dropped_after_the_clock_was_set_forward(outbox
 
 
 async def test_later_migrations_work_on_partitions(outbox: Outbox, dsn: str, make_source: Any) -> None:
-    """OBX-3, OBX-6: nothing is pending after the conversion; columns and indexes of a later release reach every
-    partition, one that is built concurrently among them."""
+    """Nothing is pending after the conversion; columns and indexes of a later release reach every
+    partition, one that is built concurrently among them (OBX-3, OBX-6).
+    """
     await partition(dsn)
     assert await migrate.apply(dsn) == []
     assert await findings(dsn) == {}
@@ -480,7 +483,7 @@ async def test_later_migrations_work_on_partitions(outbox: Outbox, dsn: str, mak
 
 @pytest.mark.slow
 async def test_a_live_table_is_converted_there_and_back(outbox: Outbox, dsn: str) -> None:
-    """OBX-6: 100,000 rows, three producers, a worker: no publish fails, no event is lost or handled twice."""
+    """100,000 rows, three producers, a worker: no publish fails, no event is lost or handled twice (OBX-6)."""
     await outbox.insert_many(100_000, "order.old")
     await outbox.connection.execute(
         "UPDATE core.outbox SET status = 'delivered', settled_at = now(), delivered_at = now()"

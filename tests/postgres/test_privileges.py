@@ -253,25 +253,25 @@ async def declared_for(outbox: Outbox, role: str) -> dict[str, set[tuple[str, ..
 
 @pytest.mark.parametrize("role", [*RUNTIME, "public", "stranger"])
 async def test_every_cell_of_the_matrix_is_as_declared(outbox: Outbox, logins: Logins, role: str) -> None:
-    """P10, S2, S3: role by object by verb, with columns, sequences, TRUNCATE, TRIGGER, REFERENCES and EXECUTE."""
+    """Role by object by verb, with columns, sequences, TRUNCATE, TRIGGER, REFERENCES and EXECUTE (P10, S2, S3)."""
     assert await granted_to(outbox, logins.names.get(role, role)) == await declared_for(outbox, role)
 
 
 @pytest.mark.parametrize("role", RUNTIME)
 async def test_a_login_has_what_its_role_has_and_no_more(outbox: Outbox, logins: Logins, role: str) -> None:
-    """S3: membership is all that a login needs."""
+    """Membership is all that a login needs (S3)."""
     assert await granted_to(outbox, logins.names[role]) == await declared_for(outbox, role)
 
 
 async def test_the_matrix_knows_every_function(outbox: Outbox) -> None:
-    """P10: a new function has to be declared here, as somebody's or as internal."""
+    """A new function has to be declared here, as somebody's or as internal (P10)."""
     found = {name for (name,) in await cells(outbox, PROCEDURES)}
     assert found == set.union(INTERNAL, *FUNCTIONS.values())
 
 
 @pytest.mark.parametrize("role", [*RUNTIME, "stranger"])
 async def test_no_function_can_be_called_beyond_the_matrix(outbox: Outbox, logins: Logins, role: str) -> None:
-    """P10, T8: every function that a role was not given, called by one that has it."""
+    """Every function that a role was not given, called by one that has it (P10, T8)."""
     functions = await outbox.connection.fetch(
         """SELECT p.proname::text AS name, ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) t) AS types
            FROM pg_proc p WHERE p.pronamespace = 'core'::regnamespace AND p.prorettype <> 'trigger'::regtype"""
@@ -285,7 +285,7 @@ async def test_no_function_can_be_called_beyond_the_matrix(outbox: Outbox, login
 
 
 async def test_no_grant_can_be_passed_on(outbox: Outbox) -> None:
-    """S3: no privilege comes with the option to grant it."""
+    """No privilege comes with the option to grant it (S3)."""
     granted = await cells(
         outbox,
         """SELECT grantee::regrole::text, privilege_type FROM (
@@ -304,7 +304,7 @@ PROCEDURES = "SELECT proname::text FROM pg_proc WHERE pronamespace = 'core'::reg
 
 
 async def test_the_roles_can_do_nothing_by_themselves(outbox: Outbox) -> None:
-    """S1, S3: no login, no superuser, no attribute and no membership in anything, such as pg_read_all_data."""
+    """No login, no superuser, no attribute and no membership in anything, such as pg_read_all_data (S1, S3)."""
     rows = await outbox.connection.fetch("SELECT * FROM pg_roles WHERE rolname = ANY ($1)", list(ROLES))
     assert len(rows) == 4
     for row in rows:
@@ -316,7 +316,7 @@ async def test_the_roles_can_do_nothing_by_themselves(outbox: Outbox) -> None:
 
 
 async def test_the_owner_cannot_log_in(outbox: Outbox, logins: Logins) -> None:
-    """S3: not even with the right password; nor can the roles that others are members of."""
+    """Not even with the right password; nor can the roles that others are members of (S3)."""
     for role in ROLES:
         await outbox.connection.execute(f"ALTER ROLE {role} PASSWORD '{logins.password}'")
         try:
@@ -327,7 +327,7 @@ async def test_the_owner_cannot_log_in(outbox: Outbox, logins: Logins) -> None:
 
 
 async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
-    """OBX-2: tables, views, sequences, functions and the schema itself."""
+    """Tables, views, sequences, functions and the schema itself (OBX-2)."""
     owners = await cells(
         outbox,
         """SELECT relowner::regrole::text FROM pg_class WHERE relnamespace = 'core'::regnamespace
@@ -348,7 +348,7 @@ QUALIFIED = {
 
 
 async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
-    """S1: those with their owner's rights, and the others as well; a few on hot paths name all in full."""
+    """Those with their owner's rights, and the others as well; a few on hot paths name all in full (S1)."""
     rows = await outbox.connection.fetch(
         """SELECT p.oid::regprocedure::text AS name, p.prosecdef, coalesce(p.proconfig, '{}') AS settings,
                   l.lanname::text AS language
@@ -362,8 +362,9 @@ async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
 
 
 async def test_dynamic_sql_is_nowhere(outbox: Outbox) -> None:
-    """S5: no function builds a statement out of its arguments. Those that make, read and drop partitions name tables
-    that come and go: by %I, and values by %L or USING."""
+    """No function builds a statement out of its arguments. Those that make, read and drop partitions name tables
+    that come and go: by %I, and values by %L or USING (S5).
+    """
     dynamic = {
         name
         for name, source in await cells(
@@ -378,7 +379,7 @@ async def test_dynamic_sql_is_nowhere(outbox: Outbox) -> None:
 
 
 async def test_what_the_owner_makes_later_is_closed_too(outbox: Outbox) -> None:
-    """S2: a function that a later migration forgets to close is not PUBLIC's."""
+    """A function that a later migration forgets to close is not PUBLIC's (S2)."""
     transaction = outbox.connection.transaction()
     await transaction.start()
     try:
@@ -493,7 +494,7 @@ TOUCH_TABLES = (
 
 @pytest.mark.parametrize("role", [*RUNTIME, "stranger"])
 async def test_no_runtime_role_touches_a_table(outbox: Outbox, logins: Logins, role: str) -> None:
-    """OBX-2, S4: a direct change of a row, of its state or of the schema is denied for every one of them."""
+    """A direct change of a row, of its state or of the schema is denied for every one of them (OBX-2, S4)."""
     id = await outbox.insert()
     before = await outbox.row(id)
     async with session(logins, role) as each:
@@ -502,7 +503,7 @@ async def test_no_runtime_role_touches_a_table(outbox: Outbox, logins: Logins, r
 
 
 async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, producer: Outbox) -> None:
-    """S3, PUB-1: by plain SQL and by every call of the library, with INSERT alone."""
+    """By plain SQL and by every call of the library, with INSERT alone (S3, PUB-1)."""
     shop = Publisher("shop")
     connection = producer.connection
     await connection.execute(
@@ -521,7 +522,7 @@ async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, p
 
 
 async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Outbox) -> None:
-    """S3, IDM-3: in its own process, by EXECUTE alone; not to those of a source that belongs to another role."""
+    """In its own process, by EXECUTE alone; not to those of a source that belongs to another role (S3, IDM-3)."""
     connection = producer.connection
     async with connection.transaction():
         event = await Publisher("shop").publish(connection, EVENT, {})
@@ -568,7 +569,7 @@ async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Out
 
 
 async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) -> None:
-    """S3, S4: it cannot read events, nor write a row that has already been through its life."""
+    """It cannot read events, nor write a row that has already been through its life (S3, S4)."""
     await outbox.insert()
     plain = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')"
     insert = "INSERT INTO core.outbox (event_type, source, payload, {}) VALUES ('a.b', 'shop', '{{}}', {})"
@@ -603,7 +604,7 @@ async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) ->
 
 
 async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worker: Outbox) -> None:
-    """S3: every call that workers make, by EXECUTE alone."""
+    """Every call that workers make, by EXECUTE alone (S3)."""
     await worker.subscribe(HANDLER, EVENT)
     await outbox.insert_many(8)
     version = (await worker.call("subscriptions_read"))[0]["version"]
@@ -640,7 +641,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
 
 
 async def test_an_operator_reads_replays_and_stops(outbox: Outbox, operator: Outbox) -> None:
-    """S3, DLQ-1: operators may SELECT core.outbox, and repair through functions only."""
+    """Operators may SELECT core.outbox, and repair through functions only (S3, DLQ-1)."""
     failed, waiting = await outbox.failed(), await outbox.insert()
     await outbox.subscribe(HANDLER, EVENT)
     for table in TABLES[OPERATOR]:
@@ -664,7 +665,7 @@ async def test_an_operator_reads_replays_and_stops(outbox: Outbox, operator: Out
 
 
 async def test_a_stranger_sees_nothing(outbox: Outbox, stranger: Outbox) -> None:
-    """S2: PUBLIC has no right in the schema, not even to name what is in it."""
+    """PUBLIC has no right in the schema, not even to name what is in it (S2)."""
     await assert_denied(
         stranger,
         "SELECT 1 FROM core.outbox",
@@ -686,7 +687,7 @@ async def own(outbox: Outbox, source: str, login: str) -> None:
 async def test_a_producer_sees_the_events_of_its_own_sources(
     outbox: Outbox, producer: Outbox, bank: Outbox, logins: Logins
 ) -> None:
-    """OBX-2: all states of its rows, and nobody else's; a source that nobody owns is nobody's to see."""
+    """All states of its rows, and nobody else's; a source that nobody owns is nobody's to see (OBX-2)."""
     await own(outbox, "shop", logins.names[PRODUCER])
     await own(outbox, "bank", logins.names["bank"])
     await own(outbox, "gone", "no such role")
@@ -700,14 +701,14 @@ async def test_a_producer_sees_the_events_of_its_own_sources(
 
 
 async def test_membership_in_an_owning_role_is_enough(outbox: Outbox, producer: Outbox) -> None:
-    """OBX-2: a team's role may own a source."""
+    """A team's role may own a source (OBX-2)."""
     await own(outbox, "shop", PRODUCER)
     await outbox.insert()
     assert await producer.value("SELECT count(*) FROM core.my_outbox") == 1
 
 
 async def test_a_leaky_function_learns_nothing_of_others_rows(outbox: Outbox, producer: Outbox, logins: Logins) -> None:
-    """S3: the view is a security barrier; a cheap function in WHERE is not run before its filter."""
+    """The view is a security barrier; a cheap function in WHERE is not run before its filter (S3)."""
     await own(outbox, "shop", logins.names[PRODUCER])
     await own(outbox, "bank", logins.names["bank"])
     await outbox.insert(payload={"mine": 1})
@@ -726,7 +727,7 @@ async def test_a_leaky_function_learns_nothing_of_others_rows(outbox: Outbox, pr
 async def test_another_roles_source_is_out_of_reach(
     outbox: Outbox, producer: Outbox, bank: Outbox, logins: Logins
 ) -> None:
-    """OBX-2: cancel, reschedule and holding a key are refused; a source that nobody owns is open."""
+    """Cancel, reschedule and holding a key are refused; a source that nobody owns is open (OBX-2)."""
     await own(outbox, "bank", logins.names["bank"])
     money = Publisher("bank")
     async with bank.connection.transaction():
@@ -753,7 +754,7 @@ async def test_another_roles_source_is_out_of_reach(
 async def test_a_role_that_was_set_counts_and_not_the_login_behind_it(
     outbox: Outbox, logins: Logins, postgres_server: SessionServer
 ) -> None:
-    """OBX-2: a pool that logs in once and sets a role for each tenant must not mix their sources up."""
+    """A pool that logs in once and sets a role for each tenant must not mix their sources up (OBX-2)."""
     shop, bank = logins.names[PRODUCER], logins.names["bank"]
     await own(outbox, "shop", shop)
     await own(outbox, "bank", bank)
@@ -781,7 +782,7 @@ async def test_a_role_that_was_set_counts_and_not_the_login_behind_it(
 async def test_a_worker_declares_schedules_of_its_own_sources(
     outbox: Outbox, worker: Outbox, bank: Outbox, logins: Logins
 ) -> None:
-    """OBX-2, IDM-4: not those of another role's source, nor under the name of one; nor does it fire them."""
+    """Not those of another role's source, nor under the name of one; nor does it fire them (OBX-2, IDM-4)."""
     await own(outbox, "bank", logins.names["bank"])
     values = {
         "name": "bank.monthly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
@@ -810,7 +811,7 @@ async def test_a_worker_declares_schedules_of_its_own_sources(
 
 
 async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox: Outbox, worker: Outbox) -> None:
-    """GEN-1, IDM-4: a number that nobody has would stand against every later declaration, and take its events away."""
+    """A number that nobody has would stand against every later declaration, and take its events away (GEN-1, IDM-4)."""
     values = {
         "name": "shop.hourly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
         "event_type": EVENT, "source": "shop", "target": None, "priority": 1, "payload": "{}", "force": True,
@@ -875,7 +876,7 @@ CREATE DOMAIN {schema}.text AS pg_catalog.int4;
 async def test_names_that_shadow_ours_change_nothing(
     outbox: Outbox, logins: Logins, postgres_server: SessionServer, schema: str
 ) -> None:
-    """S1: a user with functions, operators, types and tables of the same names, in front of its search path."""
+    """A user with functions, operators, types and tables of the same names, in front of its search path (S1)."""
     decoys = DECOYS.format(schema=schema)
     if schema == "pg_temp":
         decoys = decoys.replace("CREATE SCHEMA pg_temp;\n", "")

@@ -75,7 +75,7 @@ async def rescheduled(outbox: Outbox, key: str, **time: Any) -> bool:
     ],
 )
 def test_a_bad_publisher_is_refused_when_it_is_made(field: str, options: dict[str, Any]) -> None:
-    """PUB-3, S5: at the start of the program, and not with the first order."""
+    """At the start of the program, and not with the first order (PUB-3, S5)."""
     with pytest.raises((FieldError, ConfigurationError)) as refused:
         Publisher(**({"source": "shop"} | options))
     assert refused.value.field == field
@@ -85,7 +85,7 @@ def test_a_bad_publisher_is_refused_when_it_is_made(field: str, options: dict[st
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=70))
 @settings(max_examples=200, deadline=None)
 def test_only_plain_names_become_identifiers(name: str) -> None:
-    """S5: quotes, NUL and names that Postgres would cut never reach a statement."""
+    """Quotes, NUL and names that Postgres would cut never reach a statement (S5)."""
     plain = set(string.ascii_lowercase + string.digits + "_")
     try:
         Publisher("shop", schema=name)
@@ -104,7 +104,7 @@ def test_only_plain_names_become_identifiers(name: str) -> None:
 
 
 async def test_a_publisher_stamps_its_generation(outbox: Outbox) -> None:
-    """GEN-1: and publishes on the channel of that generation, unless another was chosen."""
+    """And publishes on the channel of that generation, unless another was chosen (GEN-1)."""
     async with outbox.connection.transaction():
         await Publisher("shop", generation=7).publish(outbox.connection, "order.placed", {})
         await Publisher("shop", generation=7, channel="outbox_slow").publish_many(
@@ -115,7 +115,7 @@ async def test_a_publisher_stamps_its_generation(outbox: Outbox) -> None:
 
 
 async def test_a_bound_publisher_takes_envelopes(outbox: Outbox) -> None:
-    """ENV-2: code that knows only the protocol publishes in the caller's transaction."""
+    """Code that knows only the protocol publishes in the caller's transaction (ENV-2)."""
     envelope = EventEnvelope(
         event_id=uuid7(),
         event_type="order.placed",
@@ -172,7 +172,7 @@ def open_transaction(shared_dsn: str) -> Iterator[psycopg.Connection[Any]]:
 def test_any_payload_is_stored_as_it_is_or_refused_before_sql(
     open_transaction: psycopg.Connection[Any], payload: dict[str, Any]
 ) -> None:
-    """PUB-3, D1: hundreds of them in one transaction, which no refusal aborts."""
+    """Hundreds of them in one transaction, which no refusal aborts (PUB-3, D1)."""
     try:
         envelope = SHOP.publish(open_transaction, "order.placed", payload)
     except PublishError as refused:
@@ -195,7 +195,7 @@ def exactly(text: str) -> Any:
 
 
 async def test_one_idempotency_key_published_twice_has_one_effect(outbox: Outbox, other: Outbox) -> None:
-    """E1, PUB-5: two rows, and the second is a duplicate for every handler."""
+    """Two rows, and the second is a duplicate for every handler (E1, PUB-5)."""
     async with outbox.connection.transaction(), other.connection.transaction():
         for each in (outbox, other):
             await SHOP.publish(each.connection, "order.placed", {}, idempotency_key="order 1")
@@ -208,7 +208,7 @@ async def test_one_idempotency_key_published_twice_has_one_effect(outbox: Outbox
 
 
 async def test_of_two_producers_with_one_key_the_second_waits_for_the_first(outbox: Outbox, other: Outbox) -> None:
-    """PUB-2: when the first commits, the second is told its id; one event is pending."""
+    """When the first commits, the second is told its id; one event is pending (PUB-2)."""
     transaction = outbox.connection.transaction()
     await transaction.start()
     first = await SHOP.publish(outbox.connection, "order.remind", {"n": 1}, key="k")
@@ -223,7 +223,7 @@ async def test_of_two_producers_with_one_key_the_second_waits_for_the_first(outb
 async def test_of_two_producers_with_one_key_the_second_publishes_when_the_first_rolls_back(
     outbox: Outbox, other: Outbox
 ) -> None:
-    """PUB-2: the key was never taken."""
+    """The key was never taken (PUB-2)."""
     transaction = outbox.connection.transaction()
     await transaction.start()
     first = await SHOP.publish(outbox.connection, "order.remind", {"n": 1}, key="k")
@@ -237,7 +237,7 @@ async def test_of_two_producers_with_one_key_the_second_publishes_when_the_first
 
 
 async def test_a_key_is_free_once_its_event_is_no_longer_pending(outbox: Outbox) -> None:
-    """PUB-2: whatever became of it; the old event is left alone."""
+    """Whatever became of it; the old event is left alone (PUB-2)."""
     settles: list[Callable[[InFlight], Awaitable[Any]] | None] = [
         outbox.deliver,
         outbox.fail,
@@ -259,7 +259,7 @@ async def test_a_key_is_free_once_its_event_is_no_longer_pending(outbox: Outbox)
 
 
 async def test_a_running_event_is_neither_cancelled_nor_moved_but_keeps_its_key(outbox: Outbox) -> None:
-    """PUB-2: once it waits for a retry it is pending again, and can be."""
+    """Once it waits for a retry it is pending again, and can be (PUB-2)."""
     envelope = await published(outbox, key="k")
     [held] = await outbox.hold(REMIND)
     assert not await cancelled(outbox, "k")
@@ -272,7 +272,7 @@ async def test_a_running_event_is_neither_cancelled_nor_moved_but_keeps_its_key(
 
 
 async def test_keys_belong_to_their_source(outbox: Outbox) -> None:
-    """PUB-2: two sources may use the same key for different events."""
+    """Two sources may use the same key for different events (PUB-2)."""
     shop = await published(outbox, key="k")
     async with outbox.connection.transaction():
         mail = await Publisher("mail").publish(outbox.connection, "order.remind", {}, key="k")
@@ -282,7 +282,7 @@ async def test_keys_belong_to_their_source(outbox: Outbox) -> None:
 
 
 async def test_a_key_moves_no_event_of_another_source(outbox: Outbox) -> None:
-    """OBX-2: a producer may hold a key for any id it likes, but not reach another's event by it."""
+    """A producer may hold a key for any id it likes, but not reach another's event by it (OBX-2)."""
     victim = await outbox.insert(source="bank")
     before = await outbox.row(victim)
     hold = "SELECT core.outbox_hold_key('shop', 'k', $1, $2, now() + interval '1 day')"
@@ -295,7 +295,7 @@ async def test_a_key_moves_no_event_of_another_source(outbox: Outbox) -> None:
 
 
 async def test_keys_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
-    """B12: publish, cancel and reschedule of three keys by six producers, while a worker claims and gives back."""
+    """Publish, cancel and reschedule of three keys by six producers, while a worker claims and gives back (B12)."""
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(7)]
     deadline = time.monotonic() + 1.5
     faults: list[str] = []
@@ -343,7 +343,7 @@ async def test_keys_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
 
 
 async def test_an_event_that_is_moved_tells_the_workers(outbox: Outbox, other: Outbox) -> None:
-    """PUB-2, LSN-1: it may be due before they meant to look again; silent for two-phase commit (E6)."""
+    """It may be due before they meant to look again; silent for two-phase commit (E6) (PUB-2, LSN-1)."""
     heard: list[str] = []
     finished = asyncio.Event()
 
@@ -373,7 +373,7 @@ async def test_an_event_that_is_moved_tells_the_workers(outbox: Outbox, other: O
 
 
 def test_publishing_inside_a_psycopg_pipeline(shared_dsn: str) -> None:
-    """PUB-1: results arrive later there; what publish needs to know is waited for."""
+    """Results arrive later there; what publish needs to know is waited for (PUB-1)."""
     source = f"shop{uuid.uuid4().hex}"
     publisher = Publisher(source)
     with psycopg.connect(shared_dsn) as connection:
@@ -391,7 +391,7 @@ def test_publishing_inside_a_psycopg_pipeline(shared_dsn: str) -> None:
 
 
 async def test_publishing_inside_an_asynchronous_psycopg_pipeline(shared_dsn: str) -> None:
-    """PUB-1: likewise."""
+    """Likewise (PUB-1)."""
     publisher = Publisher(f"shop{uuid.uuid4().hex}")
     async with await psycopg.AsyncConnection.connect(shared_dsn) as connection, connection.pipeline():
         first = await publisher.publish(connection, "order.remind", {}, key="k")
@@ -413,7 +413,7 @@ def two_phase_dsn(postgres_server: SessionServer) -> Iterator[str]:
 
 
 async def test_a_prepared_transaction_publishes_when_it_is_committed(two_phase_dsn: str) -> None:
-    """E6: with the bell off, which PREPARE would refuse; also with keys; and nothing when it is rolled back."""
+    """With the bell off, which PREPARE would refuse; also with keys; and nothing when it is rolled back (E6)."""
     connection = await connect(two_phase_dsn)
     outbox = Outbox(connection)
     sleeper = await asyncpg.connect(two_phase_dsn)
@@ -438,7 +438,7 @@ async def test_a_prepared_transaction_publishes_when_it_is_committed(two_phase_d
 
 
 async def test_a_publish_inside_a_handlers_transaction_commits_with_it(outbox: Outbox, other: Outbox) -> None:
-    """LSN-5, PUB-1: the effects of a transactional handler include what it publishes."""
+    """The effects of a transactional handler include what it publishes (LSN-5, PUB-1)."""
     held = await outbox.held()
     transaction = outbox.connection.transaction()
     await transaction.start()
@@ -454,7 +454,7 @@ async def test_a_publish_inside_a_handlers_transaction_commits_with_it(outbox: O
 
 
 async def test_events_without_options_are_rows_like_others(outbox: Outbox) -> None:
-    """PUB-1, PUB-4: publish_many writes them in a shorter way, and so does publish; their rows differ in nothing."""
+    """publish_many writes them in a shorter way, and so does publish; their rows differ in nothing (PUB-1, PUB-4)."""
     async with outbox.connection.transaction():
         short = await SHOP.publish_many(outbox.connection, [NewEvent("order.placed", {"n": 1})] * 2)
         long = await SHOP.publish_many(outbox.connection, [NewEvent("order.placed", {"n": 1}, priority=1)] * 2)

@@ -36,7 +36,7 @@ def assert_filled(row: asyncpg.Record, *, generation: int = 0, channel: str = CH
 
 
 async def test_three_columns_are_enough(outbox: Outbox) -> None:
-    """PUB-1: id, times, key, generation and channel are the database's business; a worker claims the row."""
+    """Id, times, key, generation and channel are the database's business; a worker claims the row (PUB-1)."""
     await outbox.connection.execute(INSERT)
     [row] = await outbox.connection.fetch("SELECT * FROM core.outbox")
     assert_filled(row)
@@ -46,7 +46,7 @@ async def test_three_columns_are_enough(outbox: Outbox) -> None:
 
 
 async def test_a_deployment_stamps_foreign_writers_too(outbox: Outbox) -> None:
-    """PUB-1, GEN-1: the current generation of core.deployments and its channel."""
+    """The current generation of core.deployments and its channel (PUB-1, GEN-1)."""
     await outbox.connection.execute("INSERT INTO core.deployments (generation, label) VALUES (4, 'blue')")
     await outbox.connection.execute(INSERT)
     await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (5)")
@@ -58,7 +58,7 @@ async def test_a_deployment_stamps_foreign_writers_too(outbox: Outbox) -> None:
 
 
 async def test_copy_fills_in_the_same(outbox: Outbox) -> None:
-    """PUB-1: thousands at once, each with an id and a key of its own."""
+    """Thousands at once, each with an id and a key of its own (PUB-1)."""
     lines = "".join(f'order.placed\tshop\t{{"n": {n}}}\n' for n in range(3000))
     await outbox.connection.copy_to_table(
         "outbox", schema_name="core", columns=["event_type", "source", "payload"], source=BytesIO(lines.encode())
@@ -72,7 +72,7 @@ async def test_copy_fills_in_the_same(outbox: Outbox) -> None:
 
 
 async def test_one_bad_line_of_a_copy_refuses_all(outbox: Outbox) -> None:
-    """PUB-3: with the field in the message."""
+    """With the field in the message (PUB-3)."""
     lines = f"{EVENT}\tshop\t{{}}\n{EVENT}\tshop\t[]\n"
     with pytest.raises(asyncpg.InvalidParameterValueError, match="payload must be a JSON object, not array"):
         await outbox.connection.copy_to_table(
@@ -82,7 +82,7 @@ async def test_one_bad_line_of_a_copy_refuses_all(outbox: Outbox) -> None:
 
 
 async def test_what_the_writer_gives_is_kept(outbox: Outbox) -> None:
-    """PUB-1: also an id that is no version 7, and NULL where a default would stand."""
+    """Also an id that is no version 7, and NULL where a default would stand (PUB-1)."""
     await outbox.connection.execute(
         """INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, occurred_at, headers, target)
            VALUES ('9f0d6a1e-1111-4222-8333-000000000000', 'order.placed', 'shop', '{}', 'k', '2020-02-02 02:02+02',
@@ -97,7 +97,7 @@ async def test_what_the_writer_gives_is_kept(outbox: Outbox) -> None:
 
 
 async def test_a_prepared_statement_works_for_many_generations(outbox: Outbox) -> None:
-    """PUB-1: a default is asked for at each execution, not when the statement is prepared."""
+    """A default is asked for at each execution, not when the statement is prepared (PUB-1)."""
     statement = await outbox.connection.prepare(
         "INSERT INTO core.outbox (event_type, source, payload) VALUES ($1, $2, $3) RETURNING generation"
     )
@@ -140,7 +140,7 @@ def psql(postgres_server: SessionServer, shared_dsn: str) -> Psql:
 
 
 async def test_psql_publishes(outbox: Outbox, psql: Psql) -> None:
-    """PUB-1: what the documentation tells people to type."""
+    """What the documentation tells people to type (PUB-1)."""
     printed = await asyncio.to_thread(psql, INSERT + " RETURNING channel;")
     assert printed.strip() == CHANNEL
     [row] = await outbox.connection.fetch("SELECT * FROM core.outbox")
@@ -148,7 +148,7 @@ async def test_psql_publishes(outbox: Outbox, psql: Psql) -> None:
 
 
 async def test_psql_replays(outbox: Outbox, psql: Psql) -> None:
-    """DLQ-3: replay is one function call for whoever has psql and nothing else."""
+    """Replay is one function call for whoever has psql and nothing else (DLQ-3)."""
     id = await outbox.failed()
     assert (await asyncio.to_thread(psql, f"SELECT core.outbox_replay('{id}', 0, 'sql-direct');")).strip() == "1"
     again = await asyncio.to_thread(psql, f"SELECT core.outbox_replay('{id}', 0, 'sql-direct');")
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("columns", "said"), REFUSED.values(), ids=REFUSED)
 async def test_psql_is_told_what_is_wrong(outbox: Outbox, psql: Psql, columns: dict[str, str], said: str) -> None:
-    """PUB-3, D2: on the terminal, in words."""
+    """On the terminal, in words (PUB-3, D2)."""
     values: dict[str, Any] = {"event_type": "'order.placed'", "source": "'shop'", "payload": "'{}'"} | columns
     script = f"INSERT INTO core.outbox ({', '.join(values)}) VALUES ({', '.join(values.values())});"
     printed = await asyncio.to_thread(psql, script)

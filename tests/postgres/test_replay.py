@@ -67,7 +67,7 @@ STATES = ["pending", "in_flight", "waiting for a retry", "delivered", "cancelled
 
 @pytest.mark.parametrize("state", STATES)
 async def test_what_has_not_failed_is_not_replayed(outbox: Outbox, state: str) -> None:
-    """E8, DLQ-3: the answer is 0, and the row is as it was."""
+    """The answer is 0, and the row is as it was (E8, DLQ-3)."""
     id = await in_state(outbox, state)
     before = None if state == "missing" else await outbox.row(id)
     assert await outbox.replay(id) == 0
@@ -76,7 +76,7 @@ async def test_what_has_not_failed_is_not_replayed(outbox: Outbox, state: str) -
 
 
 async def test_a_failed_row_is_put_back_in_place(outbox: Outbox) -> None:
-    """E8, DLQ-3: the cycle moves into the history, everything that identifies the event stays."""
+    """The cycle moves into the history, everything that identifies the event stays (E8, DLQ-3)."""
     held = await outbox.held(payload={"n": 1}, headers={"h": "1"}, idempotency_key="k", target=None)
     await outbox.retry(held, error="first")
     [held] = await outbox.hold(Lane(HANDLER))
@@ -104,7 +104,7 @@ async def test_a_failed_row_is_put_back_in_place(outbox: Outbox) -> None:
 
 
 async def test_a_failure_without_an_error_is_history_too(outbox: Outbox) -> None:
-    """DLQ-3: last_error is null on a bare reject."""
+    """last_error is null on a bare reject (DLQ-3)."""
     held = await outbox.held()
     await outbox.fail(held, reason="rejected", error=None, signature=None)
     await outbox.replay(held.id)
@@ -113,7 +113,7 @@ async def test_a_failure_without_an_error_is_history_too(outbox: Outbox) -> None
 
 
 async def test_a_replayed_row_is_claimed_by_its_handler_again(outbox: Outbox) -> None:
-    """DLQ-3, LSN-7: only by the handler that failed it, from the first attempt on; and never split again."""
+    """Only by the handler that failed it, from the first attempt on; and never split again (DLQ-3, LSN-7)."""
     id = await outbox.failed()
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe("shipping.send", EVENT)
@@ -125,7 +125,7 @@ async def test_a_replayed_row_is_claimed_by_its_handler_again(outbox: Outbox) ->
 
 
 async def test_a_replay_of_what_was_handled_meanwhile_is_a_duplicate(outbox: Outbox) -> None:
-    """DLQ-3, LSN-6: the idempotency key is the same, so the inbox knows."""
+    """The idempotency key is the same, so the inbox knows (DLQ-3, LSN-6)."""
     id = await outbox.failed(idempotency_key="k")
     await outbox.deliver(await outbox.held(idempotency_key="k"))
     await outbox.replay(id)
@@ -151,7 +151,7 @@ async def test_generation_and_channel_move_with_a_replay(
     new_generation: int,
     new_channel: str,
 ) -> None:
-    """DLQ-3, GEN-1: a generation's own channel follows it, a chosen one stays; the history says where it was."""
+    """A generation's own channel follows it, a chosen one stays; the history says where it was (DLQ-3, GEN-1)."""
     await outbox.insert(channel=channel, generation=generation)
     [held] = await outbox.hold(channel=channel, generation=generation)
     await outbox.fail(held)
@@ -166,7 +166,7 @@ async def test_generation_and_channel_move_with_a_replay(
 
 
 async def test_siblings_of_a_replayed_row_are_untouched(outbox: Outbox) -> None:
-    """DLQ-3, LSN-7, E3: each handler's delivery is its own."""
+    """Each handler's delivery is its own (DLQ-3, LSN-7, E3)."""
     handlers = (HANDLER, "mail.thank", "shipping.send")
     for handler in handlers:
         await outbox.subscribe(handler, EVENT)
@@ -197,7 +197,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 async def test_the_history_is_bounded(outbox: Outbox, error: str) -> None:
-    """D4, DLQ-3: at most 20 cycles and 64 KiB, whatever the errors were; the newest are kept, in order."""
+    """At most 20 cycles and 64 KiB, whatever the errors were; the newest are kept, in order (D4, DLQ-3)."""
     id = await outbox.failed(error)
     for number in range(23):
         assert await outbox.replay(id, number, f"round {number}") == 1
@@ -229,7 +229,7 @@ async def test_the_history_is_bounded(outbox: Outbox, error: str) -> None:
 async def test_a_replay_with_bad_arguments_says_which(
     outbox: Outbox, generation: int | None, by: str | None, named: str
 ) -> None:
-    """DLQ-3: a typed error with a hint, and nothing moves."""
+    """A typed error with a hint, and nothing moves (DLQ-3)."""
     id = await outbox.failed()
     before = await outbox.row(id)
     with pytest.raises(asyncpg.InvalidParameterValueError, match=named) as refused:
@@ -239,7 +239,7 @@ async def test_a_replay_with_bad_arguments_says_which(
 
 
 async def test_of_two_replays_at_once_one_moves(outbox: Outbox, other: Outbox) -> None:
-    """E8: the second neither waits nor writes a second cycle."""
+    """The second neither waits nor writes a second cycle (E8)."""
     id = await outbox.failed()
     async with outbox.connection.transaction():
         assert await outbox.replay(id) == 1
@@ -250,7 +250,7 @@ async def test_of_two_replays_at_once_one_moves(outbox: Outbox, other: Outbox) -
 
 
 async def test_of_many_replays_at_once_each_row_moves_once(outbox: Outbox, shared_dsn: str) -> None:
-    """E8, B12: the counts that the callers get add up."""
+    """The counts that the callers get add up (E8, B12)."""
     ids = [await outbox.failed() for _ in range(20)]
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(4)]
 
@@ -273,7 +273,7 @@ async def test_of_many_replays_at_once_each_row_moves_once(outbox: Outbox, share
 
 @pytest.mark.parametrize("state", ["pending", "in_flight", "waiting for a retry"])
 async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[tuple[str, str]], state: str) -> None:
-    """LSN-11: waiting or running; its worker is told."""
+    """Waiting or running; its worker is told (LSN-11)."""
     id = await in_state(outbox, state)
     token = (await outbox.row(id))["lease_token"]
     heard.clear()
@@ -294,7 +294,7 @@ async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[t
 async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worker(
     outbox: Outbox, other: Outbox, heard: list[tuple[str, str]]
 ) -> None:
-    """LSN-11: its lock is not waited for. The lease keeper learns of it, the handler rolls back."""
+    """Its lock is not waited for. The lease keeper learns of it, the handler rolls back (LSN-11)."""
     held = await outbox.held()
     heard.clear()
     transaction = outbox.connection.transaction()
@@ -316,7 +316,7 @@ async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worke
 
 
 async def test_a_handler_that_commits_first_can_no_longer_be_cancelled(outbox: Outbox, other: Outbox) -> None:
-    """LSN-11: the request came too late, and cancels nothing else."""
+    """The request came too late, and cancels nothing else (LSN-11)."""
     held = await outbox.held()
     async with outbox.connection.transaction():
         await outbox.enter(held)
@@ -328,7 +328,7 @@ async def test_a_handler_that_commits_first_can_no_longer_be_cancelled(outbox: O
 
 
 async def test_a_request_to_cancel_survives_a_settle_that_came_too_late(outbox: Outbox, other: Outbox) -> None:
-    """LSN-3, LSN-11: a worker that has lost the row settles its batch; the answer to the operator stays true."""
+    """A worker that has lost the row settles its batch; the answer to the operator stays true (LSN-3, LSN-11)."""
     stale = await outbox.held()
     await outbox.expire_lease(stale.id)
     [held] = await outbox.hold()
@@ -347,7 +347,7 @@ async def test_a_request_to_cancel_survives_a_settle_that_came_too_late(outbox: 
 async def test_a_replay_is_not_cancelled_by_the_request_of_an_earlier_cycle(
     outbox: Outbox, other: Outbox, late: bool
 ) -> None:
-    """LSN-11, DLQ-3: the handler failed before it heard of the request. Who replays it wants it to run."""
+    """The handler failed before it heard of the request. Who replays it wants it to run (LSN-11, DLQ-3)."""
     held = await outbox.held()
     transaction = other.connection.transaction()
     await transaction.start()
@@ -365,7 +365,7 @@ async def test_a_replay_is_not_cancelled_by_the_request_of_an_earlier_cycle(
 
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled", "expired", "discarded", "missing"])
 async def test_what_is_settled_cannot_be_cancelled(outbox: Outbox, state: str) -> None:
-    """LSN-11: the answer is 0, and the row is as it was."""
+    """The answer is 0, and the row is as it was (LSN-11)."""
     id = await in_state(outbox, state)
     before = None if state == "missing" else await outbox.row(id)
     assert await outbox.cancel_event(id) == 0
@@ -375,7 +375,7 @@ async def test_what_is_settled_cannot_be_cancelled(outbox: Outbox, state: str) -
 
 @pytest.mark.parametrize("by", [None, "", "x" * 201])
 async def test_cancelling_needs_a_name(outbox: Outbox, by: str | None) -> None:
-    """S17: who did it is part of the row."""
+    """Who did it is part of the row (S17)."""
     id = await outbox.insert()
     with pytest.raises(asyncpg.InvalidParameterValueError, match="p_cancelled_by"):
         await outbox.cancel_event(id, by)
@@ -383,7 +383,7 @@ async def test_cancelling_needs_a_name(outbox: Outbox, by: str | None) -> None:
 
 
 async def test_a_row_is_the_same_for_people_in_other_time_zones(outbox: Outbox) -> None:
-    """C2: history times carry their offset, whatever the session prints."""
+    """History times carry their offset, whatever the session prints (C2)."""
     id = await outbox.failed()
     await outbox.connection.execute("SET TimeZone = 'Asia/Kathmandu'; SET DateStyle = 'SQL, DMY'")
     try:

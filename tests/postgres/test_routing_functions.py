@@ -47,7 +47,7 @@ async def wanting(outbox: Outbox, event_type: str, target: str | None = None) ->
 
 
 async def test_interest_is_durable_and_versioned(outbox: Outbox) -> None:
-    """LSN-7: recorded until it is retired; the version moves with every change and with nothing else."""
+    """Recorded until it is retired; the version moves with every change and with nothing else (LSN-7)."""
     before = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, "order.*")
     changed = await outbox.subscriptions_version()
@@ -67,13 +67,13 @@ async def test_interest_is_durable_and_versioned(outbox: Outbox) -> None:
 
 
 async def test_an_empty_registry_still_has_a_version(outbox: Outbox) -> None:
-    """LSN-7: one row without a handler."""
+    """One row without a handler (LSN-7)."""
     [row] = await outbox.call("subscriptions_read")
     assert tuple(row) == (await outbox.subscriptions_version(), None, None, None)
 
 
 async def test_naming_an_event_type_twice_is_naming_it_once(outbox: Outbox) -> None:
-    """LSN-7: and the second start changes nothing either."""
+    """And the second start changes nothing either (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT, EVENT)
     version = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, EVENT)
@@ -82,7 +82,7 @@ async def test_naming_an_event_type_twice_is_naming_it_once(outbox: Outbox) -> N
 
 
 async def test_many_handlers_subscribe_with_few_statements(outbox: Outbox) -> None:
-    """LSN-7: the first start of a large application waits for a few round trips, and the next one for one."""
+    """The first start of a large application waits for a few round trips, and the next one for one (LSN-7)."""
     registry = HandlerRegistry()
 
     async def nothing(event: EventEnvelope) -> None: ...
@@ -106,7 +106,7 @@ async def test_many_handlers_subscribe_with_few_statements(outbox: Outbox) -> No
 
 
 async def test_a_context_that_changes_is_a_change(outbox: Outbox) -> None:
-    """LSN-7: a worker's context is a setting, and decides which targets it is owed."""
+    """A worker's context is a setting, and decides which targets it is owed (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     version = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, context="accounting")
@@ -116,7 +116,7 @@ async def test_a_context_that_changes_is_a_change(outbox: Outbox) -> None:
 
 
 async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
-    """LSN-7: what waits in its own lane stays visible; a later start subscribes again."""
+    """What waits in its own lane stays visible; a later start subscribes again (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT, "order.*")
     await outbox.subscribe(MAIL, EVENT)
     waiting = await outbox.insert()
@@ -138,7 +138,7 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
     "handler", ["charge_card", "Billing.charge", "billing.", ".charge", "billing.charge/card", "*", ""]
 )
 async def test_a_handler_name_without_a_domain_context_is_refused(outbox: Outbox, handler: str) -> None:
-    """ENV-2: also by the database."""
+    """Also by the database (ENV-2)."""
     version = await outbox.subscriptions_version()
     with pytest.raises(asyncpg.InvalidParameterValueError):
         await outbox.subscribe(handler, EVENT, context="billing")
@@ -146,7 +146,7 @@ async def test_a_handler_name_without_a_domain_context_is_refused(outbox: Outbox
 
 
 async def test_two_starts_at_once_do_not_lose_a_version(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-7: changes are ordered, so a version means one content."""
+    """Changes are ordered, so a version means one content (LSN-7)."""
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(4)]
     version = await outbox.subscriptions_version()
     try:
@@ -162,8 +162,9 @@ async def test_two_starts_at_once_do_not_lose_a_version(outbox: Outbox, shared_d
 
 
 async def test_a_split_makes_one_sibling_for_each_handler(outbox: Outbox) -> None:
-    """LSN-7: the published row is settled as split, every handler has a lane of its own, and nothing of the event is
-    lost on the way."""
+    """The published row is settled as split, every handler has a lane of its own, and nothing of the event is
+    lost on the way (LSN-7).
+    """
     for handler in (HANDLER, MAIL):
         await outbox.subscribe(handler, EVENT)
     now = await outbox.value("SELECT now()")
@@ -199,7 +200,7 @@ async def test_a_split_makes_one_sibling_for_each_handler(outbox: Outbox) -> Non
 
 
 async def test_three_thousand_events_have_exact_sets(outbox: Outbox) -> None:
-    """LSN-7: subscribers that arrive in between are owed what is split after them, and nothing is owed twice."""
+    """Subscribers that arrive in between are owed what is split after them, and nothing is owed twice (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, "order.*")
     expected: set[tuple[UUID, str]] = set()
@@ -219,7 +220,7 @@ async def test_three_thousand_events_have_exact_sets(outbox: Outbox) -> None:
 
 
 async def test_concurrent_splitters_make_every_sibling_once(outbox: Outbox, shared_dsn: str) -> None:
-    """LSN-7: four workers, while a fifth goes on publishing."""
+    """Four workers, while a fifth goes on publishing (LSN-7)."""
     handlers = (HANDLER, MAIL, SHIP)
     for handler in handlers:
         await outbox.subscribe(handler, EVENT)
@@ -250,7 +251,7 @@ async def test_concurrent_splitters_make_every_sibling_once(outbox: Outbox, shar
 
 
 async def test_splitting_twice_is_splitting_once(outbox: Outbox) -> None:
-    """LSN-7: the primary key makes it so, even for an origin that is put back by hand."""
+    """The primary key makes it so, even for an origin that is put back by hand (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
     origin = await outbox.insert()
@@ -269,7 +270,7 @@ async def test_splitting_twice_is_splitting_once(outbox: Outbox) -> None:
 
 
 async def test_sibling_ids_are_deterministic_and_sort_beside_their_origin(outbox: Outbox) -> None:
-    """LSN-7: v7 in shape, with the origin's 48 bits of time; for a foreign v4 id as well."""
+    """v7 in shape, with the origin's 48 bits of time; for a foreign v4 id as well (LSN-7)."""
     seen: set[UUID] = set()
     for origin in [uuid.uuid4(), await outbox.value("SELECT core.uuid7()")]:
         for handler in (HANDLER, MAIL, *(f"c{n}.handle" for n in range(200))):
@@ -282,7 +283,7 @@ async def test_sibling_ids_are_deterministic_and_sort_beside_their_origin(outbox
 
 
 async def test_an_outdated_registry_splits_nothing(outbox: Outbox) -> None:
-    """LSN-7: -1, and the worker reloads."""
+    """-1, and the worker reloads (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
     id = await outbox.insert()
@@ -292,7 +293,7 @@ async def test_an_outdated_registry_splits_nothing(outbox: Outbox) -> None:
 
 
 async def test_an_event_that_nobody_wants_waits(outbox: Outbox) -> None:
-    """LSN-7, D6: never settled by a split, whoever asks for one; visible as a lane that nobody serves."""
+    """Never settled by a split, whoever asks for one; visible as a lane that nobody serves (LSN-7, D6)."""
     await outbox.subscribe(HANDLER, EVENT)
     lonely = await outbox.insert(event_type="order.paid")
     elsewhere = await outbox.insert(target="mail")
@@ -307,7 +308,7 @@ async def test_an_event_that_nobody_wants_waits(outbox: Outbox) -> None:
 async def test_handlers_that_retire_during_a_split_do_not_make_the_event_vanish(
     outbox: Outbox, shared_dsn: str
 ) -> None:
-    """LSN-7: a split is held up before its rows; meanwhile every subscriber retires."""
+    """A split is held up before its rows; meanwhile every subscriber retires (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
     version = await outbox.subscriptions_version()
@@ -330,7 +331,7 @@ async def test_handlers_that_retire_during_a_split_do_not_make_the_event_vanish(
 
 
 async def test_only_what_is_due_and_not_held_is_split(outbox: Outbox) -> None:
-    """LSN-7, GEN-1: not delayed, leased or of another channel or generation; a crashed claim's rows are."""
+    """Not delayed, leased or of another channel or generation; a crashed claim's rows are (LSN-7, GEN-1)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
     crashed, held = await outbox.held(), await outbox.held()
@@ -349,7 +350,7 @@ async def test_only_what_is_due_and_not_held_is_split(outbox: Outbox) -> None:
 
 
 async def test_a_split_has_the_lanes_of_a_claim(outbox: Outbox) -> None:
-    """LSN-7, LSN-10: limits and marks per lane; the answer says how much was found and where it began."""
+    """Limits and marks per lane; the answer says how much was found and where it began (LSN-7, LSN-10)."""
     for handler in (HANDLER, MAIL):
         await outbox.subscribe(handler, EVENT)
     at = "now() - (10 - n) * interval '1 s'"
@@ -366,7 +367,7 @@ async def test_a_split_has_the_lanes_of_a_claim(outbox: Outbox) -> None:
 
 
 async def test_a_target_is_a_context(outbox: Outbox) -> None:
-    """LSN-7: NULL is a broadcast, 'x' goes to the handlers of x only."""
+    """NULL is a broadcast, 'x' goes to the handlers of x only (LSN-7)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe("billing.audit", "order.*")
     await outbox.subscribe(MAIL, EVENT)
@@ -403,7 +404,7 @@ PATTERNS = {
     ],
 )
 async def test_only_a_star_is_a_wildcard(outbox: Outbox, event_type: str, wanted: set[str]) -> None:
-    """LSN-7: `_`, `%` and `\\` in names stand for themselves, in the database as in the worker's own plan."""
+    """`_`, `%` and `\\` in names stand for themselves, in the database as in the worker's own plan (LSN-7)."""
     for handler, pattern in PATTERNS.items():
         await outbox.subscribe(handler, pattern)
     assert await wanting(outbox, event_type) == wanted
@@ -415,7 +416,7 @@ async def test_only_a_star_is_a_wildcard(outbox: Outbox, event_type: str, wanted
 
 
 async def test_lanes_and_channels_list_what_is_open(outbox: Outbox) -> None:
-    """LSN-1, OBX-4: each once, whatever the number of rows; settled rows are not there."""
+    """Each once, whatever the number of rows; settled rows are not there (LSN-1, OBX-4)."""
     await outbox.insert_many(50)
     await outbox.insert_many(50, "order.paid")
     await outbox.insert(target="mail")
@@ -435,7 +436,7 @@ async def test_an_empty_outbox_has_no_lanes(outbox: Outbox) -> None:
 
 
 async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) -> None:
-    """LSN-1: a worker with nothing to do sleeps until then, and no longer."""
+    """A worker with nothing to do sleeps until then, and no longer (LSN-1)."""
 
     async def due_in(*lanes: tuple[str, int], since: float = 0) -> float | None:
         rows = await outbox.call(
@@ -470,7 +471,7 @@ async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) ->
 
 
 async def test_what_became_due_since_the_last_claim_is_not_overlooked(outbox: Outbox) -> None:
-    """RTY-1: a retry that is due between the claim and the question how long to sleep would wait for the poll."""
+    """A retry that is due between the claim and the question how long to sleep would wait for the poll (RTY-1)."""
 
     async def due_in(since: float) -> float | None:
         values = {"routes": [LANE], "priorities": [1], "since": timedelta(seconds=since)}
@@ -490,7 +491,7 @@ async def test_what_became_due_since_the_last_claim_is_not_overlooked(outbox: Ou
 
 
 async def test_the_fleet_is_listed_by_its_heartbeats(outbox: Outbox) -> None:
-    """GEN-1: started, beating, stopped; what ran more than a day ago is forgotten."""
+    """Started, beating, stopped; what ran more than a day ago is forgotten (GEN-1)."""
     me, old = uuid.uuid4(), uuid.uuid4()
 
     async def beat(id: UUID) -> None:

@@ -17,7 +17,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_leaked_connection_is_seen(postgres_server: SessionServer) -> None:
-    """P8: a connection that stays open, and one in a transaction, are both named."""
+    """A connection that stays open, and one in a transaction, are both named (P8)."""
     name = postgres_server.create(schema=False)
     leaked = await asyncpg.connect(postgres_server.dsn(name))
     try:
@@ -32,7 +32,7 @@ async def test_leaked_connection_is_seen(postgres_server: SessionServer) -> None
 
 
 async def test_row_without_a_live_lease_is_seen(postgres_server: SessionServer) -> None:
-    """P8: a row in flight whose lease has expired, or that has none, is named."""
+    """A row in flight whose lease has expired, or that has none, is named (P8)."""
     name = postgres_server.create(schema=False)
     connection = await asyncpg.connect(postgres_server.dsn(name))
     try:
@@ -106,7 +106,7 @@ async def test_a_database_with_more_than_other_rows_is_not_lent_again(
 
 
 async def test_what_is_left_in_a_lent_database_is_seen(postgres_server: SessionServer) -> None:
-    """P8: a session and a row without a lease, also after every session was ended; it is not lent again."""
+    """A session and a row without a lease, also after every session was ended; it is not lent again (P8)."""
     lent = postgres_server.lend()
     leaked = await asyncpg.connect(lent.dsn)
     await leaked.execute("SELECT 41 + 1")
@@ -136,13 +136,13 @@ async def ended(connection: asyncpg.Connection) -> bool:
 
 
 async def test_each_test_has_a_database_with_the_schema_and_no_rows(conn: asyncpg.Connection, dsn: str) -> None:
-    """P8: the schema is there, with nothing in it."""
+    """The schema is there, with nothing in it (P8)."""
     assert dsn.endswith(await conn.fetchval("SELECT current_database()"))
     assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 0
 
 
 async def test_empty_database_has_no_schema(empty_dsn: str) -> None:
-    """P8: migrations can be tested from nothing."""
+    """Migrations can be tested from nothing (P8)."""
     connection = await asyncpg.connect(empty_dsn)
     assert await connection.fetchval("SELECT to_regnamespace('core')") is None
     await connection.close()

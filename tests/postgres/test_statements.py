@@ -70,25 +70,25 @@ async def refused(connection: asyncpg.Connection, queries: Queries, names: list[
 
 @pytest.mark.parametrize("file", FILES)
 async def test_every_statement_prepares(outbox: Outbox, file: str) -> None:
-    """OBX-1: tables, columns, functions and types are as the statement says, on every supported server."""
+    """Tables, columns, functions and types are as the statement says, on every supported server (OBX-1)."""
     assert await refused(outbox.connection, Queries(), STATEMENTS[file]) == {}
 
 
 @pytest.mark.parametrize("file", FILES)
 async def test_every_statement_prepares_in_another_schema(elsewhere: Outbox, file: str) -> None:
-    """OBX-1: the schema's name is a setting."""
+    """The schema's name is a setting (OBX-1)."""
     assert await refused(elsewhere.connection, Queries(ELSEWHERE), STATEMENTS[file]) == {}
 
 
 def test_every_statement_has_a_name_of_its_own() -> None:
-    """OBX-1: names are looked up across the files."""
+    """Names are looked up across the files (OBX-1)."""
     names = [name for named in STATEMENTS.values() for name in named]
     assert len(names) == len(set(names)) > 30
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_driver_is_given_the_same_parameters(file: str) -> None:
-    """PUB-1: `$n`, `%(name)s` and text() bind the same names."""
+    """`$n`, `%(name)s` and text() bind the same names (PUB-1)."""
     queries = Queries()
     for name in STATEMENTS[file]:
         wanted = set(queries.asyncpg(name).parameters)
@@ -113,7 +113,7 @@ FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = $1
 
 
 async def test_nothing_in_another_schema_says_core(elsewhere: Outbox) -> None:
-    """OBX-1: function bodies, views, defaults, constraints and triggers."""
+    """Function bodies, views, defaults, constraints and triggers (OBX-1)."""
     rows = await elsewhere.connection.fetch(TEXTS, ELSEWHERE)
     assert len(rows) > 50
     named = {what: re.findall(r".*\bcore\b.*", without_comments(text)) for what, text in rows}
@@ -203,7 +203,7 @@ async def test_routing_runs_in_another_schema(elsewhere: Outbox) -> None:
 
 
 async def test_the_bells_of_two_schemas_are_two(elsewhere: Outbox, elsewhere_dsn: str) -> None:
-    """OBX-1, LSN-1: a worker that sleeps beside one schema's outbox is not rung for another's."""
+    """A worker that sleeps beside one schema's outbox is not rung for another's (OBX-1, LSN-1)."""
     sleeper = await asyncpg.connect(elsewhere_dsn)
     heard: list[str] = []
     finished = asyncio.Event()
@@ -228,7 +228,7 @@ async def test_the_bells_of_two_schemas_are_two(elsewhere: Outbox, elsewhere_dsn
 
 
 async def test_two_schemas_in_one_database_do_not_touch_each_other(elsewhere_dsn: str, elsewhere: Outbox) -> None:
-    """OBX-1: the same ids, keys and handlers in both."""
+    """The same ids, keys and handlers in both (OBX-1)."""
     await migrate.apply(elsewhere_dsn)
     core = Outbox(await connect(elsewhere_dsn))
     try:

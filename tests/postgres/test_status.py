@@ -59,7 +59,7 @@ def on_route(found: status.Status, route: str, channel: str = "outbox_default") 
 
 
 async def test_an_empty_outbox(conn: asyncpg.Connection) -> None:
-    """OPS-1: zeros, and nothing to warn about."""
+    """Zeros, and nothing to warn about (OPS-1)."""
     found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed, found.oldest) == (0, 0, 0, 0, None)
     assert (found.routes, found.unserved, found.workers, found.wakeup_mode) == ([], [], [], "when_idle")
@@ -67,7 +67,7 @@ async def test_an_empty_outbox(conn: asyncpg.Connection) -> None:
 
 
 async def test_counts_by_state(conn: asyncpg.Connection) -> None:
-    """OPS-1: pending, in flight, delayed and failed, of which a cancelled event is none."""
+    """Pending, in flight, delayed and failed, of which a cancelled event is none (OPS-1)."""
     outbox = Outbox(conn)
     await subscribe(conn, "billing.charge_card", "order.placed")
     await publish(conn, count=5)
@@ -87,7 +87,7 @@ async def test_counts_by_state(conn: asyncpg.Connection) -> None:
 
 
 async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> None:
-    """OPS-1: the backlog per handler, since when it is due, and who is missing."""
+    """The backlog per handler, since when it is due, and who is missing (OPS-1)."""
     await subscribe(conn, "billing.charge_card", "order.*")
     await subscribe(conn, "mail.confirm", "order.placed")
     await publish(conn, due_in=-60, count=3)
@@ -118,7 +118,7 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
 
 
 async def test_events_that_nobody_wants_are_named(conn: asyncpg.Connection) -> None:
-    """LSN-7, D6: unrouted, by type and by target; a retired handler wants nothing."""
+    """Unrouted, by type and by target; a retired handler wants nothing (LSN-7, D6)."""
     await subscribe(conn, "billing.charge_card", "order.placed")
     await publish(conn, "order.lost")
     await publish(conn, "order.placed", target="shipping")
@@ -131,7 +131,7 @@ async def test_events_that_nobody_wants_are_named(conn: asyncpg.Connection) -> N
 
 
 async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -> None:
-    """OBX-4: by a living worker of the same generation; one that stopped or fell silent does not count."""
+    """By a living worker of the same generation; one that stopped or fell silent does not count (OBX-4)."""
     await subscribe(conn, "billing.charge_card", "order.placed")
     await publish(conn)
     await publish(conn, channel="hot")
@@ -153,7 +153,7 @@ async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -
 
 
 async def test_a_worker_that_was_killed_is_not_shown_as_alive(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: it counts as living for a minute, but its sessions are gone at once, and then its heartbeats are late."""
+    """It counts as living for a minute, but its sessions are gone at once, and then its heartbeats are late (OPS-1)."""
     await subscribe(conn, "billing.charge_card", "order.placed")
     await beat(conn, "one", "billing.charge_card")
     worker = uuid.uuid5(uuid.NAMESPACE_DNS, "one")
@@ -185,7 +185,7 @@ async def test_a_worker_that_was_killed_is_not_shown_as_alive(dsn: str, conn: as
 
 
 async def test_counts_end_at_their_limit(conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: a look at a huge backlog stays cheap, and says that there is more."""
+    """A look at a huge backlog stays cheap, and says that there is more (S9)."""
     monkeypatch.setattr(status, "MOST", 4)
     monkeypatch.setattr(status, "MOST_IN_ROUTE", 3)
     await publish(conn, count=6)
@@ -195,7 +195,7 @@ async def test_counts_end_at_their_limit(conn: asyncpg.Connection, monkeypatch: 
 
 
 async def test_an_operator_may_look(conn: asyncpg.Connection) -> None:
-    """OBX-2: with the rights of holdfast_operator and no others."""
+    """With the rights of holdfast_operator and no others (OBX-2)."""
     await publish(conn)
     await conn.execute("SET ROLE holdfast_operator")
     assert (await status.read(conn)).pending == 1
@@ -203,7 +203,7 @@ async def test_an_operator_may_look(conn: asyncpg.Connection) -> None:
 
 
 async def test_the_answer_is_json(conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]) -> None:
-    """OPS-1: whatever is in it."""
+    """Whatever is in it (OPS-1)."""
     await publish(conn)
     await beat(conn, "one", "billing.charge_card")
     print_json(as_data("core", await status.read(conn), {}))
@@ -213,7 +213,7 @@ async def test_the_answer_is_json(conn: asyncpg.Connection, capsys: pytest.Captu
 
 
 async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
-    """OBS-4: the plans use the partial indexes even where statistics speak for reading everything."""
+    """The plans use the partial indexes even where statistics speak for reading everything (OBS-4)."""
     queries = Queries("core")
     await conn.execute(
         """
@@ -271,7 +271,7 @@ DEFINITION = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'outb
 
 
 async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1: when somebody sleeps, with every commit, or never; and set back it is what the migration made."""
+    """When somebody sleeps, with every commit, or never; and set back it is what the migration made (LSN-1)."""
     original = await conn.fetchval(DEFINITION)
     assert await wakeup_mode.mode(dsn) == "when_idle"
     assert await heard(dsn, conn) == 0  # nobody sleeps
@@ -290,7 +290,7 @@ async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
 async def test_setting_the_bell_gives_way_to_producers(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B14: it waits two seconds for the table at most, and says who is in the way."""
+    """It waits two seconds for the table at most, and says who is in the way (B14)."""
     monkeypatch.setattr(ddl, "LOCK_TRIES", 1)
     holder = await asyncpg.connect(dsn, server_settings={"application_name": "the holder"})
     try:

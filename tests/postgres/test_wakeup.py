@@ -97,7 +97,7 @@ async def advisory(conn: asyncpg.Connection, *, granted: bool = True) -> int:
 
 
 async def test_nobody_sleeps_nobody_is_notified(conn: asyncpg.Connection, bell: Bell) -> None:
-    """B17: commits that wake nobody send nothing, and keep no lock."""
+    """Commits that wake nobody send nothing, and keep no lock (B17)."""
     for _ in range(5):
         await conn.execute(INSERT)
     assert await bell.rung() == []
@@ -107,7 +107,7 @@ async def test_nobody_sleeps_nobody_is_notified(conn: asyncpg.Connection, bell: 
 async def test_one_notification_per_transaction_and_channel(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
-    """P4, D3: with a sleeper each committing transaction rings once, however many rows it wrote and however."""
+    """With a sleeper each committing transaction rings once, however many rows it wrote and however (P4, D3)."""
     assert await sleepers[0].sleeper.fall_asleep(CHANNEL)
     assert [hint for _, hint in await bell.rung()] == [f"asleep {sleepers[0].id}"]
     async with conn.transaction():
@@ -133,7 +133,7 @@ async def test_one_notification_per_transaction_and_channel(
 async def test_what_is_rolled_back_rings_for_nobody(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
-    """E6: neither a transaction that is rolled back nor a savepoint; what stays after a savepoint still rings."""
+    """Neither a transaction that is rolled back nor a savepoint; what stays after a savepoint still rings (E6)."""
     await sleepers[0].sleeper.fall_asleep(CHANNEL)
     await bell.rung()
     with pytest.raises(RuntimeError):
@@ -157,7 +157,7 @@ async def test_what_is_rolled_back_rings_for_nobody(
 
 
 async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
-    """E6: with holdfast.notify = off a transaction neither notifies nor takes the lock."""
+    """With holdfast.notify = off a transaction neither notifies nor takes the lock (E6)."""
     await sleepers[0].sleeper.fall_asleep(CHANNEL)
     await bell.rung()
     async with conn.transaction():
@@ -169,7 +169,7 @@ async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleep
 
 
 async def test_one_sleeper_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
-    """P4: the second worker, the deputy, relies on the first one's locks, and takes over when it gets up or dies."""
+    """The second worker, the deputy, relies on the first one's locks, and takes over when it gets up or dies (P4)."""
     one, two = (each.sleeper for each in sleepers)
     assert await one.fall_asleep(CHANNEL)
     assert one.asleep(CHANNEL) and one.chosen
@@ -195,7 +195,7 @@ async def test_one_sleeper_per_channel(conn: asyncpg.Connection, bell: Bell, sle
 async def test_a_sleeper_that_does_not_sleep(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
-    """P4: one that died between its two locks rings no bell; its deputy has every worker look, until it is gone."""
+    """One that died between its two locks rings no bell; its deputy has every worker look, until it is gone (P4)."""
     (_, two), name = (each.sleeper for each in sleepers), f"core.{CHANNEL}/sleeper"
     await conn.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
     assert not await two.fall_asleep(CHANNEL)
@@ -214,7 +214,7 @@ async def until_left(conn: asyncpg.Connection, locks: int) -> None:
 
 
 async def test_each_channel_has_its_own_sleeper(conn: asyncpg.Connection, sleepers: list[SleepingWorker]) -> None:
-    """OBX-4: different workers may sleep on different channels, and one worker several."""
+    """Different workers may sleep on different channels, and one worker several (OBX-4)."""
     one, two = (each.sleeper for each in sleepers)
     assert await one.fall_asleep(CHANNEL)
     assert await two.fall_asleep("cold")
@@ -229,7 +229,7 @@ async def test_each_channel_has_its_own_sleeper(conn: asyncpg.Connection, sleepe
 async def test_commits_under_way_are_waited_for(
     shared_dsn: str, conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
-    """P4, E4: a commit that saw nobody asleep is waited for; everybody who comes after it already rings."""
+    """A commit that saw nobody asleep is waited for; everybody who comes after it already rings (P4, E4)."""
     worker = sleepers[0]
     producer = await asyncpg.connect(shared_dsn)
     async with producer.transaction():
@@ -259,7 +259,7 @@ async def test_commits_under_way_are_waited_for(
 async def test_sleeper_that_waits_can_be_closed(
     shared_dsn: str, conn: asyncpg.Connection, sleepers: list[SleepingWorker]
 ) -> None:
-    """P5: closing does not wait for the producer, and the lock does not outlive it."""
+    """Closing does not wait for the producer, and the lock does not outlive it (P5)."""
     producer = await asyncpg.connect(shared_dsn)
     async with producer.transaction():
         await producer.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -274,7 +274,7 @@ async def test_sleeper_that_waits_can_be_closed(
 
 @pytest.mark.parametrize("how", ["terminated", "reset"])
 async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: list[SleepingWorker], how: str) -> None:
-    """B1: when the sleeper's connection ends, the worker looks again, and can fall asleep again."""
+    """When the sleeper's connection ends, the worker looks again, and can fall asleep again (B1)."""
     worker = sleepers[0]
     await worker.sleeper.fall_asleep(CHANNEL)
     if how == "terminated":
@@ -292,7 +292,7 @@ async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: li
 async def test_deaf_worker_does_not_fall_asleep(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
-    """LSN-2: a bell that the worker itself would not hear is not rung for it."""
+    """A bell that the worker itself would not hear is not rung for it (LSN-2)."""
     worker = sleepers[0]
     worker.sleeper.hear(False)
     assert not await worker.sleeper.fall_asleep(CHANNEL)
@@ -303,7 +303,7 @@ async def test_deaf_worker_does_not_fall_asleep(
 
 
 async def test_sleeper_without_a_database(sleepers: list[SleepingWorker]) -> None:
-    """LSN-2: no connection is no sleeper, and no error."""
+    """No connection is no sleeper, and no error (LSN-2)."""
     nowhere = SleepingWorker("postgresql://nobody@127.0.0.1:1/none")
     assert not await nowhere.sleeper.fall_asleep(CHANNEL)
     await nowhere.sleeper.ping()
@@ -314,10 +314,10 @@ async def test_sleeper_without_a_database(sleepers: list[SleepingWorker]) -> Non
 
 
 async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: at every moment around falling asleep, a commit either rings or is seen by the look that follows.
+    """At every moment around falling asleep, a commit either rings or is seen by the look that follows.
 
     One worker falls asleep and gets up as fast as it can, producers commit as fast as they can. What a look has not
-    seen and no notification has announced by the time the worker sleeps is lost; nothing may be.
+    seen and no notification has announced by the time the worker sleeps is lost; nothing may be (P4).
     """
     worker, listener = SleepingWorker(shared_dsn), await asyncpg.connect(shared_dsn)
     # The bell says nothing about what was committed; here it has to.

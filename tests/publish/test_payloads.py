@@ -1,4 +1,4 @@
-"""PUB-6: the encoding of payloads, for values that JSON does not have."""
+"""The encoding of payloads, for values that JSON does not have (PUB-6)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ ID = UUID("3b241101-e2bb-4255-8caf-4136c566a962")
     ],
 )
 def test_each_line_of_the_table(value: Any, written: Any) -> None:
-    """PUB-6: anywhere in a payload, and what handlers get is what publish returns."""
+    """Anywhere in a payload, and what handlers get is what publish returns (PUB-6)."""
     text, values = encode({"plain": 1, "a": [{"deep": value}]})
     assert json.loads(text) == values == {"plain": 1, "a": [{"deep": written}]}
     if isinstance(written, dict):
@@ -219,7 +219,7 @@ class Unprintable(Exception):
     ],
 )
 def test_an_object_that_cannot_be_written_is_named(value: Any, field: str) -> None:
-    """PUB-6: without a word of what it holds."""
+    """Without a word of what it holds (PUB-6)."""
     with pytest.raises(PayloadError) as refused:
         encode_payload({"a": value})
     assert refused.value.field == field
@@ -237,7 +237,7 @@ class NodeModel(BaseModel):
 
 @pytest.mark.parametrize("kind", [Node, NodeModel])
 def test_objects_that_contain_themselves_or_are_too_deep(kind: Callable[..., Any]) -> None:
-    """PUB-6: a typed error, within a moment, whatever it is made of."""
+    """A typed error, within a moment, whatever it is made of (PUB-6)."""
     loop = kind()
     loop.child = [loop]
     with pytest.raises(PayloadError) as refused:
@@ -264,7 +264,7 @@ def test_few_objects_that_would_be_written_as_gigabytes() -> None:
 
 
 def test_the_cap_counts_what_is_written() -> None:
-    """PUB-3: the size of an object is that of its JSON."""
+    """The size of an object is that of its JSON (PUB-3)."""
     order = Line("x" * 300_000, Decimal(1))
     with pytest.raises(PayloadError, match="bytes of JSON, 262144 are allowed"):
         encode_payload(order)
@@ -291,7 +291,7 @@ values = st.one_of(
 
 @given(values)
 def test_values_are_written_as_pydantic_writes_them_and_read_back(value: Any) -> None:
-    """PUB-6: one encoding, in a model and out of it; nothing is lost on the way."""
+    """One encoding, in a model and out of it; nothing is lost on the way (PUB-6)."""
     kind = TypeAdapter[Any](type(value))
     text = encode_payload({"a": value})
     assert json.loads(text)["a"] == kind.dump_python(value, mode="json")

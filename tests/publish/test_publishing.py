@@ -1,4 +1,4 @@
-"""PUB-6: publishing into a database that is not ready, one envelope twice, and an event without a change."""
+"""Publishing into a database that is not ready, one envelope twice, and an event without a change (PUB-6)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def given(publisher: Publisher, tx: Any) -> Any:
 @every_driver
 @pytest.mark.parametrize("work", [one, keyed, many, given])
 async def test_a_database_without_the_schema_names_the_command(empty_dsn: str, driver: Any, work: Work) -> None:
-    """PUB-6: with every driver, for every way to publish."""
+    """With every driver, for every way to publish (PUB-6)."""
     with pytest.raises(SchemaMismatch, match=r"no schema \w+ \(not installed\); run holdfast migrate apply") as refused:
         await driver(empty_dsn, work)
     assert refused.value.remedy == "holdfast migrate apply"
@@ -160,7 +160,7 @@ async def stranger(dsn: str, conn: asyncpg.Connection) -> AsyncIterator[str]:
 async def test_a_missing_privilege_names_the_role(
     dsn: str, stranger: str, conn: asyncpg.Connection, driver: Any
 ) -> None:
-    """PUB-6: and with that role, it publishes."""
+    """And with that role, it publishes (PUB-6)."""
     for work in (one, given):
         with pytest.raises(NotPermitted, match="GRANT holdfast_producer") as refused:
             await driver(stranger, work)
@@ -175,7 +175,7 @@ async def test_a_missing_privilege_names_the_role(
 async def test_one_envelope_twice_leaves_the_transaction_usable(
     dsn: str, conn: asyncpg.Connection, driver: Any
 ) -> None:
-    """PUB-6: a typed error, no error of the driver; what else the transaction does is committed."""
+    """A typed error, no error of the driver; what else the transaction does is committed (PUB-6)."""
     event = NewEvent("order.placed", {"n": 1}, event_id=uuid4())
     await driver(dsn, lambda publisher, tx: publisher.publish_event(tx, event))
 
@@ -204,7 +204,7 @@ async def test_one_envelope_twice_leaves_the_transaction_usable(
 
 
 async def test_an_envelope_that_is_published_again(conn: asyncpg.Connection) -> None:
-    """PUB-6: through the protocol, in the same transaction; and twice in one call, before any SQL."""
+    """Through the protocol, in the same transaction; and twice in one call, before any SQL (PUB-6)."""
     async with conn.transaction():
         envelope = await PUBLISHER.publish(conn, "order.placed", {})
         with pytest.raises(FieldError, match=r"event_id .* is taken"):
@@ -216,7 +216,7 @@ async def test_an_envelope_that_is_published_again(conn: asyncpg.Connection) -> 
 
 
 async def test_ids_that_are_given_are_written_like_others(conn: asyncpg.Connection) -> None:
-    """PUB-6: the statement for given ids writes the same row."""
+    """The statement for given ids writes the same row (PUB-6)."""
     options: dict[str, Any] = {
         "event_version": 3,
         "target": "billing",
@@ -244,7 +244,7 @@ async def test_ids_that_are_given_are_written_like_others(conn: asyncpg.Connecti
 
 
 async def test_an_event_alone_is_one_statement_that_commits(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-6: connections without a transaction, and a pool."""
+    """Connections without a transaction, and a pool (PUB-6)."""
     assert isinstance(await PUBLISHER.publish_alone(conn, "a.b", {"n": 1}), EventEnvelope)
     await PUBLISHER.publish_alone(conn, "a.b", {"n": 1}, delay=60)
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:

@@ -1,4 +1,4 @@
-"""PUB-6: the envelope that publish returns has the payload that was committed, as handlers get it."""
+"""The envelope that publish returns has the payload that was committed, as handlers get it (PUB-6)."""
 
 from __future__ import annotations
 

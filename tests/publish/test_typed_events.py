@@ -1,4 +1,4 @@
-"""PUB-6: event classes are published, recorded and handled."""
+"""Event classes are published, recorded and handled (PUB-6)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def stored(conn: asyncpg.Connection) -> list[tuple[str, int, Any]]:
 
 
 async def test_every_way_to_publish_takes_an_event_object(conn: asyncpg.Connection, dsn: str) -> None:
-    """PUB-6: with every driver, with options, many at once, and recorded on an aggregate."""
+    """With every driver, with options, many at once, and recorded on an aggregate (PUB-6)."""
     placed = ("order.placed", 2, {"order_id": str(PLACED.order_id), "total": "9.90"})
     shipped = ("order.shipped", 1, {"order_id": str(SHIPPED.order_id), "weight": "1.50"})
     async with conn.transaction():
@@ -98,7 +98,7 @@ async def test_events_recorded_on_an_aggregate(conn: asyncpg.Connection, dsn: st
 
 
 async def test_handlers_of_every_kind_get_the_object_and_the_envelope(conn: asyncpg.Connection, dsn: str) -> None:
-    """PUB-6: asynchronous, in a thread and in a transaction."""
+    """Asynchronous, in a thread and in a transaction (PUB-6)."""
     registry, seen = HandlerRegistry(), {}
 
     @registry.handler(OrderPlaced, name="a.plain")
@@ -154,7 +154,7 @@ async def test_reactions_get_it_too(conn: asyncpg.Connection, dsn: str) -> None:
 
 
 async def test_a_payload_that_does_not_fit_is_terminal(conn: asyncpg.Connection, dsn: str) -> None:
-    """PUB-6: the dead letter names the fields, and quotes no value."""
+    """The dead letter names the fields, and quotes no value (PUB-6)."""
     registry = HandlerRegistry()
 
     @registry.handler(OrderPlaced, name="a.typed")
@@ -190,7 +190,7 @@ class OrderReopened:
 
 
 async def test_of_several_classes_the_type_decides(conn: asyncpg.Connection, dsn: str) -> None:
-    """PUB-6: not the fields, which may be the same."""
+    """Not the fields, which may be the same (PUB-6)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler(OrderCancelled, OrderReopened, name="a.typed")

@@ -81,7 +81,7 @@ async def here(dsn: str, conn: asyncpg.Connection) -> AsyncIterator[Desk]:
 
 
 async def test_approved_executed_and_told(here: Desk) -> None:
-    """IDM-5: conversation and task link back to the event; every event of a task carries its id and nothing else."""
+    """Conversation and task link back to the event; every event of a task carries its id and nothing else (IDM-5)."""
     event, task = await here.dispute()
     assert (task.status, task.trigger_event_id) == ("awaiting_approval", event)
     conversation = await here.conn.fetchrow("SELECT id, trigger_event_id FROM conversations")
@@ -101,7 +101,7 @@ async def test_approved_executed_and_told(here: Desk) -> None:
 
 
 async def test_a_refused_task_executes_nothing(here: Desk) -> None:
-    """IDM-5: nothing is executed; a decision that comes later is refused itself."""
+    """Nothing is executed; a decision that comes later is refused itself (IDM-5)."""
     _, task = await here.dispute()
     await here.decide(task, "refuse")
     await here.ended(task.id, "refused")
@@ -116,7 +116,7 @@ async def test_a_refused_task_executes_nothing(here: Desk) -> None:
 
 
 async def test_failed_by_its_tool(here: Desk) -> None:
-    """IDM-5: what the tool says is the task's result, and no dead letter."""
+    """What the tool says is the task's result, and no dead letter (IDM-5)."""
     _, task = await here.dispute(cents=1_000_000)
     await here.decide(task, "approve")
     failed = await here.ended(task.id, "failed")
@@ -125,7 +125,7 @@ async def test_failed_by_its_tool(here: Desk) -> None:
 
 
 async def test_cancelled_while_it_waits_and_while_it_runs(here: Desk) -> None:
-    """IDM-5: at once, or after the step it is at; nothing follows."""
+    """At once, or after the step it is at; nothing follows (IDM-5)."""
     _, waiting = await here.dispute()
     await here.decide(waiting, "cancel")
     assert (await here.ended(waiting.id, "cancelled")).transcript == []
@@ -139,7 +139,7 @@ async def test_cancelled_while_it_waits_and_while_it_runs(here: Desk) -> None:
 
 
 async def test_a_second_delivery_goes_on_where_the_first_one_died(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """IDM-5: the row knows how far it came; a step that is called again is called with the same key."""
+    """The row knows how far it came; a step that is called again is called with the same key (IDM-5)."""
     used: list[dict[str, Any]] = []
     keys: list[str] = []
     real = office_module.use
@@ -165,7 +165,7 @@ async def test_a_second_delivery_goes_on_where_the_first_one_died(here: Desk, mo
 
 
 async def test_one_conversation_for_one_event(here: Desk) -> None:
-    """IDM-5: the trigger is unique, whatever is delivered twice."""
+    """The trigger is unique, whatever is delivered twice (IDM-5)."""
     event, task = await here.dispute()
     envelope = await here.conn.fetchrow("SELECT * FROM core.outbox WHERE id = $1", event)
     twice = EventEnvelope.model_validate(
@@ -179,7 +179,7 @@ async def test_one_conversation_for_one_event(here: Desk) -> None:
 
 
 async def test_it_is_forgotten_in_time(here: Desk) -> None:
-    """IDM-5: the contents go after the task's own retention, by an event that waits for it; the row stays."""
+    """The contents go after the task's own retention, by an event that waits for it; the row stays (IDM-5)."""
     task = await here.request([{"look_up": "A-17"}])
     await here.ended(task.id, "done")
     expiry = await here.conn.fetchrow(
@@ -224,7 +224,9 @@ async def stuck(here: Desk, task_id: UUID) -> AgentTask:
 async def test_a_dead_letter_leaves_its_task_stuck_and_a_replay_goes_on(
     here: Desk, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IDM-5, DLQ-3: the row says so, with the error, and so does the office; the step that was done is not repeated."""
+    """The row says so, with the error, and so does the office; the step that was done is not repeated (IDM-5,
+    DLQ-3).
+    """
     broken = Broken(monkeypatch)
     broken.go_on.set()
     task = await here.request(STEPS)
@@ -241,7 +243,7 @@ async def test_a_dead_letter_leaves_its_task_stuck_and_a_replay_goes_on(
 
 
 async def test_what_is_stuck_can_be_cancelled(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """IDM-5: at once, because nobody works on it; also when the cancellation came before the failure."""
+    """At once, because nobody works on it; also when the cancellation came before the failure (IDM-5)."""
     broken = Broken(monkeypatch)
     broken.go_on.set()
     task = await here.request(STEPS)
@@ -262,7 +264,7 @@ async def test_what_is_stuck_can_be_cancelled(here: Desk, monkeypatch: pytest.Mo
 
 @pytest.mark.timeout(120)
 async def test_the_demo_ends_by_itself_where_nobody_can_be_asked() -> None:
-    """IDM-5: one command, nothing to install; it ends by itself where nobody can be asked."""
+    """One command, nothing to install; it ends by itself where nobody can be asked (IDM-5)."""
     run = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "examples.agent_tasks"],

@@ -123,7 +123,7 @@ Published = Callable[[], Awaitable[list[str]]]
 
 
 async def test_what_is_recorded_commits_with_the_aggregate(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4: a new object and a changed one, with all that publish can say, and no call in the command."""
+    """A new object and a changed one, with all that publish can say, and no call in the command (PUB-4)."""
     domain = uuid4()
 
     recorded = []
@@ -147,7 +147,7 @@ async def test_what_is_recorded_commits_with_the_aggregate(shop: Shop, conn: asy
 
 
 async def test_events_are_written_in_the_order_of_recording(shop: Shop, published: Published) -> None:
-    """PUB-4: across aggregates, parents and children, and flushes in between."""
+    """Across aggregates, parents and children, and flushes in between (PUB-4)."""
 
     def work(session: Session) -> None:
         first, second = Order(), Order()
@@ -168,7 +168,7 @@ async def test_events_are_written_in_the_order_of_recording(shop: Shop, publishe
 
 
 async def test_an_event_can_name_what_the_database_has_given(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4: a function is called when the object is written, so it knows the generated key."""
+    """A function is called when the object is written, so it knows the generated key (PUB-4)."""
 
     def work(session: Session) -> int:
         order = Order()
@@ -182,7 +182,7 @@ async def test_an_event_can_name_what_the_database_has_given(shop: Shop, conn: a
 
 
 async def test_an_unchanged_object_that_nobody_holds_publishes(shop: Shop, published: Published) -> None:
-    """PUB-4: the identity map holds unchanged objects weakly; what is recorded on one must not vanish with it."""
+    """The identity map holds unchanged objects weakly; what is recorded on one must not vanish with it (PUB-4)."""
 
     def make(session: Session) -> int:
         order = Order()
@@ -202,7 +202,7 @@ async def test_an_unchanged_object_that_nobody_holds_publishes(shop: Shop, publi
 
 
 async def test_a_rollback_takes_its_events_along(shop: Shop, published: Published) -> None:
-    """PUB-4: of an object that stays in the session, for good; the next transaction starts without them."""
+    """Of an object that stays in the session, for good; the next transaction starts without them (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -220,7 +220,7 @@ async def test_a_rollback_takes_its_events_along(shop: Shop, published: Publishe
 
 
 async def test_an_object_that_is_added_again_brings_its_events(shop: Shop, published: Published) -> None:
-    """PUB-4: a rollback puts a new object out of the session, as it is; whoever adds it again stores all of it."""
+    """A rollback puts a new object out of the session, as it is; whoever adds it again stores all of it (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -241,7 +241,7 @@ async def test_an_object_that_is_added_again_brings_its_events(shop: Shop, publi
 
 
 async def test_events_recorded_since_a_savepoint_are_rolled_back_with_it(shop: Shop, published: Published) -> None:
-    """PUB-4: what was recorded since a savepoint goes with it; what was recorded before and after stays."""
+    """What was recorded since a savepoint goes with it; what was recorded before and after stays (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -271,7 +271,7 @@ async def test_events_recorded_since_a_savepoint_are_rolled_back_with_it(shop: S
 
 
 async def test_a_savepoint_that_fails_by_itself(shop: Shop, published: Published) -> None:
-    """PUB-4: the database refuses the flush inside; the transaction around it goes on."""
+    """The database refuses the flush inside; the transaction around it goes on (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -290,7 +290,7 @@ async def test_a_savepoint_that_fails_by_itself(shop: Shop, published: Published
 
 
 async def test_a_transaction_that_fails_by_itself(shop: Shop, published: Published) -> None:
-    """PUB-4: SQLAlchemy closes it without a rollback of ours; nothing of it reaches the next transaction."""
+    """SQLAlchemy closes it without a rollback of ours; nothing of it reaches the next transaction (PUB-4)."""
 
     def work(session: Session) -> None:
         with session.begin():
@@ -307,7 +307,7 @@ async def test_a_transaction_that_fails_by_itself(shop: Shop, published: Publish
 
 
 async def test_a_commit_with_savepoints_left_open(shop: Shop, published: Published) -> None:
-    """PUB-4: SQLAlchemy releases them with the commit, whichever way that is asked for."""
+    """SQLAlchemy releases them with the commit, whichever way that is asked for (PUB-4)."""
 
     def by_block(session: Session) -> None:
         with session.begin():
@@ -333,7 +333,7 @@ async def test_a_commit_with_savepoints_left_open(shop: Shop, published: Publish
 async def test_events_of_a_deleted_object_are_published_and_of_an_expunged_one_not(
     shop: Shop, published: Published
 ) -> None:
-    """PUB-4: what is deleted says so; what is expunged is not the session's, nor is what was recorded on it."""
+    """What is deleted says so; what is expunged is not the session's, nor is what was recorded on it (PUB-4)."""
 
     def work(session: Session) -> None:
         first, second = Order(), Order()
@@ -352,7 +352,7 @@ async def test_events_of_a_deleted_object_are_published_and_of_an_expunged_one_n
 
 
 async def test_a_merged_object_does_not_take_over_recorded_events(shop: Shop, published: Published) -> None:
-    """PUB-4: merging makes another object of it, with the attributes and without the events."""
+    """Merging makes another object of it, with the attributes and without the events (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -370,7 +370,7 @@ async def test_a_merged_object_does_not_take_over_recorded_events(shop: Shop, pu
 
 @pytest.mark.parametrize("hook", ["before_flush", "before_insert", "after_insert"])
 async def test_what_is_recorded_by_the_flush_itself(shop: Shop, published: Published, hook: str) -> None:
-    """PUB-4: also when nothing was recorded before the commit."""
+    """Also when nothing was recorded before the commit (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -388,7 +388,7 @@ async def test_what_is_recorded_by_the_flush_itself(shop: Shop, published: Publi
 
 
 async def test_what_is_recorded_too_late_is_published_with_the_next_commit(shop: Shop, published: Published) -> None:
-    """PUB-4: by a listener that comes after ours, before the same commit."""
+    """By a listener that comes after ours, before the same commit (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -403,7 +403,7 @@ async def test_what_is_recorded_too_late_is_published_with_the_next_commit(shop:
 
 
 async def test_each_session_publishes_the_events_of_its_own_objects(shop: Shop, published: Published) -> None:
-    """PUB-4: each publishes what is recorded on its own objects, and an object that moves takes its events along."""
+    """Each publishes what is recorded on its own objects, and an object that moves takes its events along (PUB-4)."""
     moving = Order()
 
     def leave(session: Session) -> None:
@@ -430,7 +430,7 @@ async def test_each_session_publishes_the_events_of_its_own_objects(shop: Shop, 
 
 
 async def test_what_cannot_be_published_fails_the_commit(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4, PUB-3: neither the change nor any of the events is there, and the session is usable after a rollback."""
+    """Neither the change nor any of the events is there, and the session is usable after a rollback (PUB-4, PUB-3)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -451,7 +451,7 @@ async def test_what_cannot_be_published_fails_the_commit(shop: Shop, conn: async
 
 
 async def test_a_database_that_refuses_the_event_fails_the_commit(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4: for example an id that is taken."""
+    """For example an id that is taken (PUB-4)."""
     taken = uuid4()
     await conn.execute("INSERT INTO core.outbox (id, event_type, source, payload) VALUES ($1, 'a.b', 'x', '{}')", taken)
 
@@ -467,8 +467,9 @@ async def test_a_database_that_refuses_the_event_fails_the_commit(shop: Shop, co
 
 
 async def test_a_commit_that_is_tried_again_publishes_once(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4: after an error of somebody else before the commit, with the transaction still open; and after a rollback,
-    with the same id."""
+    """After an error of somebody else before the commit, with the transaction still open; and after a rollback,
+    with the same id (PUB-4).
+    """
     complaints = [RuntimeError("not yet")]
     ids: list[UUID] = []
 
@@ -525,7 +526,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Session], None]:
 async def test_a_commit_whose_answer_was_lost(
     shop: Shop, published: Published, lose_answers: Callable[[Session], None]
 ) -> None:
-    """PUB-4: what was new comes again with the same id, and is refused; what was loaded loses its events."""
+    """What was new comes again with the same id, and is refused; what was loaded loses its events (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -556,7 +557,7 @@ async def test_a_commit_whose_answer_was_lost(
 
 
 async def test_an_event_with_a_key(shop: Shop, conn: asyncpg.Connection) -> None:
-    """PUB-4, PUB-2: of two with one key the first stays."""
+    """Of two with one key the first stays (PUB-4, PUB-2)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -572,7 +573,7 @@ async def test_an_event_with_a_key(shop: Shop, conn: asyncpg.Connection) -> None
 
 
 async def test_a_session_that_is_closed_publishes_nothing(shop: Shop, published: Published) -> None:
-    """PUB-4: without a commit there is no event, and nothing is kept for the next use of the session."""
+    """Without a commit there is no event, and nothing is kept for the next use of the session (PUB-4)."""
 
     def work(session: Session) -> None:
         order = Order()
@@ -590,7 +591,7 @@ async def test_a_session_that_is_closed_publishes_nothing(shop: Shop, published:
 
 
 async def test_only_attached_factories_publish(conn: asyncpg.Connection, dsn: str, published: Published) -> None:
-    """PUB-4: asynchronous sessions share a class, which must not be changed for all of them."""
+    """Asynchronous sessions share a class, which must not be changed for all of them (PUB-4)."""
     await conn.execute(TABLES)
     engine = create_async_engine(_url(dsn, "asyncpg"))
     events, ours, others = DomainEvents(Publisher("shop")), async_sessionmaker(engine), async_sessionmaker(engine)
@@ -618,7 +619,7 @@ async def test_only_attached_factories_publish(conn: asyncpg.Connection, dsn: st
 
 
 async def test_scoped_sessions_and_classes(conn: asyncpg.Connection, dsn: str, published: Published) -> None:
-    """PUB-4: whatever SQLAlchemy's own events can be listened for on."""
+    """Whatever SQLAlchemy's own events can be listened for on (PUB-4)."""
     await conn.execute(TABLES)
     engine = sqlalchemy.create_engine(_url(dsn, "psycopg"))
     events = DomainEvents(Publisher("shop"))
@@ -644,7 +645,7 @@ async def test_scoped_sessions_and_classes(conn: asyncpg.Connection, dsn: str, p
 
 
 def test_recording_is_pure() -> None:
-    """PUB-4: an aggregate needs no session to record; what is wrong is told where it is recorded."""
+    """An aggregate needs no session to record; what is wrong is told where it is recorded (PUB-4)."""
     order = Order()
     with pytest.raises(FieldError, match="event_type"):
         order.record(NewEvent("order placed", {}))

@@ -107,7 +107,7 @@ async def start(dsn: str, conn: asyncpg.Connection) -> Start:
 
 
 async def test_every_kind_of_handler_gets_the_same_event(start: Start, via: Via) -> None:
-    """IDM-3, LSN-5: asynchronous, in a thread, typed, with the context, transactional; each gets the same event."""
+    """Asynchronous, in a thread, typed, with the context, transactional; each gets the same event (IDM-3, LSN-5)."""
     registry = HandlerRegistry()
     got: dict[str, Any] = {}
 
@@ -145,7 +145,7 @@ async def test_every_kind_of_handler_gets_the_same_event(start: Start, via: Via)
 
 
 async def test_never_before_the_commit_and_never_without_it(start: Start, via: Via) -> None:
-    """IDM-3: a reaction sees what its producer has committed, and nothing that was rolled back."""
+    """A reaction sees what its producer has committed, and nothing that was rolled back (IDM-3)."""
     registry = HandlerRegistry()
     seen: list[tuple[str, bool]] = []
 
@@ -177,7 +177,7 @@ async def test_never_before_the_commit_and_never_without_it(start: Start, via: V
 
 
 async def test_a_failure_is_listed_and_retried_by_hand(start: Start, via: Via) -> None:
-    """IDM-3: with its error, under the handler's name; a replay runs it, is audited, and says who asked."""
+    """With its error, under the handler's name; a replay runs it, is audited, and says who asked (IDM-3)."""
     registry = HandlerRegistry()
     broken, ran = [True], []
 
@@ -214,7 +214,7 @@ async def test_a_failure_is_listed_and_retried_by_hand(start: Start, via: Via) -
 
 
 async def test_the_same_key_twice_has_one_effect(start: Start, via: Via) -> None:
-    """IDM-3, LSN-6, PUB-5: for a reaction in a transaction and for one without."""
+    """For a reaction in a transaction and for one without (IDM-3, LSN-6, PUB-5)."""
     registry = HandlerRegistry()
     calls = []
 
@@ -236,7 +236,7 @@ async def test_the_same_key_twice_has_one_effect(start: Start, via: Via) -> None
 
 
 async def test_what_a_reaction_publishes_names_its_cause(start: Start, via: Via) -> None:
-    """IDM-3, PUB-2: and may have reactions of its own."""
+    """And may have reactions of its own (IDM-3, PUB-2)."""
     registry = HandlerRegistry()
     chain: list[HandlerContext] = []
 
@@ -264,7 +264,7 @@ async def test_what_a_reaction_publishes_names_its_cause(start: Start, via: Via)
 
 
 async def test_a_rejected_event(start: Start, via: Via) -> None:
-    """IDM-3, LSN-8: an outcome means the same on both rungs, where it can."""
+    """An outcome means the same on both rungs, where it can (IDM-3, LSN-8)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="shop.check", via=via)
@@ -282,7 +282,7 @@ async def test_a_rejected_event(start: Start, via: Via) -> None:
 
 
 async def test_an_event_for_another_context(start: Start, via: Via, conn: asyncpg.Connection) -> None:
-    """IDM-3, LSN-7: a target is a target on both rungs."""
+    """A target is a target on both rungs (IDM-3, LSN-7)."""
     registry = HandlerRegistry()
     calls = []
 

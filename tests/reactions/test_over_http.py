@@ -75,7 +75,7 @@ async def counted(conn: asyncpg.Connection) -> tuple[int, int]:
 
 
 async def test_once(reacted: tuple[httpx.AsyncClient, list[str], Reactions], conn: asyncpg.Connection) -> None:
-    """IDM-1, IDM-3, PUB-4: asked twice, there is one order, one event, one reaction, and the same answer."""
+    """Asked twice, there is one order, one event, one reaction, and the same answer (IDM-1, IDM-3, PUB-4)."""
     client, seen, reactions = reacted
     first, again = [await client.post("/orders?total=7", headers={"Idempotency-Key": "k"}) for _ in range(2)]
     await reactions.drain()

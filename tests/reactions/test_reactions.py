@@ -65,7 +65,7 @@ async def placed(conn: asyncpg.Connection, **options: Any) -> EventEnvelope:
 
 
 async def test_an_asyncpg_publisher(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: one call after the commit; the payload is what a worker would read."""
+    """One call after the commit; the payload is what a worker would read (IDM-3)."""
     calls = Calls()
     async with Reactions(dsn, registry_of(greet=calls)) as reactions:
         payload: dict[str, Any] = {"lines": (1, 2)}
@@ -81,7 +81,7 @@ async def test_an_asyncpg_publisher(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_psycopg_publisher_in_a_program_without_a_loop(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: a thread runs them, asynchronous handlers and others; leaving the block waits for them."""
+    """A thread runs them, asynchronous handlers and others; leaving the block waits for them (IDM-3)."""
     calls, threads = Calls(), []
 
     def program() -> None:
@@ -103,7 +103,7 @@ async def test_a_psycopg_publisher_in_a_program_without_a_loop(dsn: str, conn: a
 
 
 def test_a_program_without_a_database() -> None:
-    """IDM-3: what keeps them from starting is told where they are started."""
+    """What keeps them from starting is told where they are started (IDM-3)."""
     with pytest.raises(OSError), Reactions("postgresql://127.0.0.1:1/none", registry_of(greet=Calls())):
         pass
     # Where everything has moved to the outbox there is nothing to start.
@@ -115,7 +115,7 @@ def test_a_program_without_a_database() -> None:
 
 
 async def test_the_event_waits_for_whoever_else_wants_it(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3, LSN-7: a reaction in process takes nothing from handlers elsewhere."""
+    """A reaction in process takes nothing from handlers elsewhere (IDM-3, LSN-7)."""
     mine, theirs = Calls(), Calls()
     elsewhere = HandlerRegistry()
     elsewhere.add("billing.charge", ("order.*",), theirs)
@@ -131,7 +131,7 @@ async def test_the_event_waits_for_whoever_else_wants_it(dsn: str, conn: asyncpg
 
 
 async def test_the_event_waits_for_a_handler_that_has_not_started_yet(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3, LSN-7: on the first deployment producers may be up before the worker has told its interest."""
+    """On the first deployment producers may be up before the worker has told its interest (IDM-3, LSN-7)."""
     registry, calls = registry_of(greet=Calls()), Calls()
     registry.add("shop.charge", ("order.*",), calls)
     async with Reactions(dsn, registry) as reactions:
@@ -145,7 +145,7 @@ async def test_the_event_waits_for_a_handler_that_has_not_started_yet(dsn: str, 
 
 
 async def test_a_failure_is_kept_when_the_event_is_gone(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: whoever else wanted it may have handled it, and retention may have removed it."""
+    """Whoever else wanted it may have handled it, and retention may have removed it (IDM-3)."""
     domain = uuid4()
     async with Reactions(dsn, registry_of(greet=Calls(RuntimeError("no")))) as reactions:
         event = await placed(conn, domain_id=domain)
@@ -161,7 +161,7 @@ async def test_a_failure_is_kept_when_the_event_is_gone(dsn: str, conn: asyncpg.
 
 
 async def test_moving_up_repeats_nothing_and_finds_what_was_missed(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3, IDM-5: what was handled in process is in the inbox; what a dead process had not begun is delivered."""
+    """What was handled in process is in the inbox; what a dead process had not begun is delivered (IDM-3, IDM-5)."""
     calls = Calls()
     await Outbox(conn).subscribe("billing.charge", "order.placed")  # so that the rows stay open
     async with Reactions(dsn, registry_of(greet=calls)) as reactions:
@@ -180,7 +180,7 @@ async def test_moving_up_repeats_nothing_and_finds_what_was_missed(dsn: str, con
 
 
 async def test_moving_down_is_told_until_the_interest_is_retired(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: the old interest is durable; until somebody ends it, the worker delivers too, and the inbox knows."""
+    """The old interest is durable; until somebody ends it, the worker delivers too, and the inbox knows (IDM-3)."""
     calls, facts = Calls(), Facts()
     await Outbox(conn).subscribe("shop.greet", "order.placed")
     registry = registry_of(greet=calls)
@@ -196,7 +196,7 @@ async def test_moving_down_is_told_until_the_interest_is_retired(dsn: str, conn:
 
 
 async def test_the_remedy_for_an_outdated_interest(dsn: str, conn: asyncpg.Connection, holdfast: Run) -> None:
-    """IDM-3, OPS-1: the command of the notice, pasted into a shell, ends that interest and no other."""
+    """The command of the notice, pasted into a shell, ends that interest and no other (IDM-3, OPS-1)."""
     for event_type in ("order.*", "order.placed"):
         await Outbox(conn).subscribe("shop.greet", event_type)
     facts, registry = Facts(), HandlerRegistry()
@@ -219,7 +219,7 @@ async def test_the_remedy_for_an_outdated_interest(dsn: str, conn: asyncpg.Conne
 
 
 async def test_what_cannot_be_had_in_process_is_a_failure(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3, LSN-5, LSN-11: an error, a retry or a snooze that somebody asks for, a time limit, a wrong answer."""
+    """An error, a retry or a snooze that somebody asks for, a time limit, a wrong answer (IDM-3, LSN-5, LSN-11)."""
 
     def threaded(event: EventEnvelope) -> None:
         raise LookupError("nothing there")
@@ -266,7 +266,9 @@ async def test_what_cannot_be_had_in_process_is_a_failure(dsn: str, conn: asyncp
 
 
 async def test_operators_find_what_failed_in_process(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3, OPS-1: among the dead letters by the event's id, with its siblings; discarded and restored like others."""
+    """Among the dead letters by the event's id, with its siblings; discarded and restored like others (IDM-3,
+    OPS-1).
+    """
     registry = registry_of(greet=Calls(RuntimeError("no")), fine=Calls())
     async with Reactions(dsn, registry) as reactions:
         event = await placed(conn)
@@ -288,7 +290,7 @@ async def test_operators_find_what_failed_in_process(dsn: str, conn: asyncpg.Con
 
 
 async def test_the_end_of_the_process(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: what runs may end within the grace; what does not, and what had not begun, is listed."""
+    """What runs may end within the grace; what does not, and what had not begun, is listed (IDM-3)."""
     never, soon, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(event: EventEnvelope) -> None:
@@ -314,7 +316,7 @@ async def test_the_end_of_the_process(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 async def test_a_connection_that_breaks(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: what became of reactions is written down on the next one; many at once are."""
+    """What became of reactions is written down on the next one; many at once are (IDM-3)."""
     calls = Calls()
     facts = Facts()
     async with Reactions(dsn, registry_of(greet=calls), observers=(facts.append,)) as reactions:
@@ -328,7 +330,7 @@ async def test_a_connection_that_breaks(dsn: str, conn: asyncpg.Connection) -> N
 
 
 async def test_a_settlement_may_be_sent_twice(conn: asyncpg.Connection) -> None:
-    """IDM-3: when the answer was lost. And a dead letter that somebody has replayed meanwhile stays as it is."""
+    """When the answer was lost. And a dead letter that somebody has replayed meanwhile stays as it is (IDM-3)."""
     outbox = Outbox(conn)
     event = await placed(conn)
     values = {
@@ -347,7 +349,7 @@ async def test_a_settlement_may_be_sent_twice(conn: asyncpg.Connection) -> None:
 
 
 async def test_draining_waits_for_what_was_accepted_before(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: and not for as many others."""
+    """And not for as many others (IDM-3)."""
     gate, ended = asyncio.Event(), []
 
     async def slow(event: EventEnvelope) -> None:
@@ -371,7 +373,7 @@ async def test_draining_waits_for_what_was_accepted_before(dsn: str, conn: async
 
 
 async def test_draining_without_a_loop(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: synchronous code waits for what its commits have set off, with a deadline, and goes on."""
+    """Synchronous code waits for what its commits have set off, with a deadline, and goes on (IDM-3)."""
     await conn.execute("CREATE TABLE orders (id uuid PRIMARY KEY)")
     gate = threading.Event()
 
@@ -407,7 +409,7 @@ async def test_draining_without_a_loop(dsn: str, conn: asyncpg.Connection) -> No
 
 
 async def test_a_loop_does_not_wait_for_itself(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: the thread that runs the reactions cannot block until they have ended; another one can."""
+    """The thread that runs the reactions cannot block until they have ended; another one can (IDM-3)."""
     calls = Calls()
     async with Reactions(dsn, registry_of(greet=calls)) as reactions:
         with pytest.raises(ConfigurationError, match=r"await reactions\.drain"):
@@ -419,7 +421,7 @@ async def test_a_loop_does_not_wait_for_itself(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: a reaction that outlives even its cancellation does not keep anybody waiting for ever."""
+    """A reaction that outlives even its cancellation does not keep anybody waiting for ever (IDM-3)."""
     begun, gate, tasks = asyncio.Event(), asyncio.Event(), asyncio.all_tasks()
 
     async def stubborn(event: EventEnvelope) -> None:
@@ -439,7 +441,7 @@ async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.C
 
 
 async def test_what_is_refused_at_the_start_leaves_nothing_behind(empty_dsn: str) -> None:
-    """IDM-3: a schema that is not there; no session of ours stays, and they open when it is there."""
+    """A schema that is not there; no session of ours stays, and they open when it is there (IDM-3)."""
     reactions = Reactions(empty_dsn, registry_of(greet=Calls()))
     tasks = asyncio.all_tasks()
     with pytest.raises(SchemaMismatch):
@@ -471,7 +473,7 @@ class Order(RecordsEvents, Base):
 
 
 async def test_a_commit_that_nobody_could_react_to(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: reactions that are not running, or an event that is to wait, fail the commit and not what follows it."""
+    """Reactions that are not running, or an event that is to wait, fail the commit and not what follows it (IDM-3)."""
     await conn.execute("CREATE TABLE orders (id uuid PRIMARY KEY)")
     engine = create_engine(dsn.replace("postgresql://", "postgresql+psycopg://", 1))
     factory = sessionmaker(engine)
@@ -510,13 +512,13 @@ def test_settings_are_checked(name: str) -> None:
 
 
 def test_the_argument_is_checked() -> None:
-    """IDM-3: with what may be written there."""
+    """With what may be written there (IDM-3)."""
     with pytest.raises(ConfigurationError, match="outbox"):
         HandlerRegistry().add("shop.greet", ("order.placed",), Calls(), via="bus")  # type: ignore[arg-type]
 
 
 async def test_a_worker_is_owed_nothing_for_reactions_in_process(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-3: it serves their lanes, for replays, and has no interest in their events."""
+    """It serves their lanes, for replays, and has no interest in their events (IDM-3)."""
     await make_tables(conn)
     async with running(dsn, registry_of(greet=Calls())):
         assert await conn.fetchval("SELECT count(*) FROM core.subscriptions") == 0

@@ -64,7 +64,9 @@ async def book(event: EventEnvelope, work: Work) -> None:
 
 @every_kind
 async def test_a_reaction_commits_once(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, IDM-3: its row, the event that it publishes and the inbox row; another copy of the key is a duplicate."""
+    """Its row, the event that it publishes and the inbox row; another copy of the key is a duplicate (LSN-13,
+    IDM-3).
+    """
     async with reacting(dsn, kind, book) as reactions:
         event = await booked(conn, idempotency_key="k-1")
         for _ in range(2):
@@ -82,7 +84,7 @@ async def _react(reactions: Reactions, event: EventEnvelope) -> None:
 
 @every_kind
 async def test_copies_that_react_at_once_commit_once(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13, IDM-3: the inbox row keeps the second one waiting until the first has committed."""
+    """The inbox row keeps the second one waiting until the first has committed (LSN-13, IDM-3)."""
     async with reacting(dsn, kind, book) as reactions:
         event = await booked(conn)
         for _ in range(5):
@@ -103,7 +105,7 @@ async def _reject() -> Reject:
 @every_kind
 @pytest.mark.parametrize("end", [_raise, _reject], ids=["error", "outcome"])
 async def test_a_reaction_that_fails_leaves_nothing(dsn: str, conn: asyncpg.Connection, kind: Kind, end: Any) -> None:
-    """LSN-13, IDM-3: what it wrote and published is taken back, and the event is a dead letter of the handler."""
+    """What it wrote and published is taken back, and the event is a dead letter of the handler (LSN-13, IDM-3)."""
     facts = Facts()
 
     async def body(event: EventEnvelope, work: Work) -> Any:
@@ -125,7 +127,7 @@ async def test_a_reaction_that_fails_leaves_nothing(dsn: str, conn: asyncpg.Conn
 
 @every_kind
 async def test_a_reaction_that_fails_at_the_commit(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: a constraint that is checked then; nothing is half done."""
+    """A constraint that is checked then; nothing is half done (LSN-13)."""
     await conn.execute("INSERT INTO entries (n) VALUES (3)")
 
     async def body(event: EventEnvelope, work: Work) -> None:
@@ -141,7 +143,7 @@ async def test_a_reaction_that_fails_at_the_commit(dsn: str, conn: asyncpg.Conne
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each is not ASYNCPG], ids=str)
 async def test_a_reaction_may_not_commit(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: refused, and nothing of it is there."""
+    """Refused, and nothing of it is there (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event)
@@ -156,7 +158,7 @@ async def test_a_reaction_may_not_commit(dsn: str, conn: asyncpg.Connection, kin
 
 @every_kind
 async def test_a_reaction_past_its_time_limit(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-13: cancelled, or cut off in its thread: nothing of it commits."""
+    """Cancelled, or cut off in its thread: nothing of it commits (LSN-13)."""
 
     async def body(event: EventEnvelope, work: Work) -> None:
         await work.book(event)

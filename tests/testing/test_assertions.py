@@ -1,4 +1,4 @@
-"""TST-1: assertions hold where they should, and say what is there instead where they do not."""
+"""Assertions hold where they should, and say what is there instead where they do not (TST-1)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_is_not_so_shows_what_is(memory: MemoryOutbox, claim: int) -> None:
 
 
 def test_a_misspelt_type_is_pointed_out(memory: MemoryOutbox) -> None:
-    """TST-1: an event that waits for nobody says what may have been meant."""
+    """An event that waits for nobody says what may have been meant (TST-1)."""
     memory.publish("order.placd", {"order_id": ORDER})
     memory.drain()
     with pytest.raises(AssertionError, match=r"no handler subscribes to order\.placd; did you mean order\.placed\?"):
@@ -128,7 +128,7 @@ def test_a_misspelt_type_is_pointed_out(memory: MemoryOutbox) -> None:
 
 
 def test_a_name_that_no_handler_has_is_no_answer(memory: MemoryOutbox) -> None:
-    """TST-1: what a misspelt handler has not handled says nothing."""
+    """What a misspelt handler has not handled says nothing (TST-1)."""
     with pytest.raises(AssertionError, match=r"No handler has this name; did you mean mail\.confirm\?"):
         memory.assert_not_handled("mail.confrim")
     with pytest.raises(AssertionError, match=r"did you mean mail\.confirm\?"):

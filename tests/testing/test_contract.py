@@ -1,4 +1,4 @@
-"""TST-1: the outbox in memory and the one in Postgres keep one contract, and the contract finds what breaks it."""
+"""The outbox in memory and the one in Postgres keep one contract, and the contract finds what breaks it (TST-1)."""
 
 from __future__ import annotations
 

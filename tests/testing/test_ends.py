@@ -1,4 +1,4 @@
-"""TST-1, TST-2: what a test leaves behind when its end fails, when it is interrupted, or when it would never end."""
+"""What a test leaves behind when its end fails, when it is interrupted, or when it would never end (TST-1, TST-2)."""
 
 from __future__ import annotations
 
@@ -118,23 +118,23 @@ async def test_asynchronous(async_outbox, name):
 
 
 def test_an_error_at_the_end_of_a_test_leaves_nothing_behind(tmp_path: Path, server: str) -> None:
-    """TST-1: the database is clean for the next test, whatever has failed."""
+    """The database is clean for the next test, whatever has failed (TST-1)."""
     result = run(tmp_path, BEHIND_AN_ERROR, "--holdfast-dsn", server)
     assert "4 passed, 2 errors" in result.stdout, result.stdout + result.stderr
 
 
 def test_a_drain_that_is_interrupted_ends(tmp_path: Path, server: str) -> None:
-    """TST-1: a time limit of pytest's ends the drain too, which would deliver the events of the next test."""
+    """A time limit of pytest's ends the drain too, which would deliver the events of the next test (TST-1)."""
     assert passed(run(tmp_path, INTERRUPTED, "--holdfast-dsn", server), 2)
 
 
 def test_a_pool_that_is_not_open_outlives_a_crash(tmp_path: Path, server: str) -> None:
-    """TST-2, LSN-13: psycopg's pools, made as the documentation shows them, in plain and asynchronous tests."""
+    """Psycopg's pools, made as the documentation shows them, in plain and asynchronous tests (TST-2, LSN-13)."""
     assert passed(run(tmp_path, POOLS, "--holdfast-dsn", server), 4)
 
 
 def test_a_crash_waits_for_the_locks_of_the_dead(outbox: Outbox, holdfast_dsn: str) -> None:
-    """TST-2: a server that is slow to end a transaction of the application's keeps nothing from being delivered."""
+    """A server that is slow to end a transaction of the application's keeps nothing from being delivered (TST-2)."""
     registry, runs, locked = HandlerRegistry(), [], threading.Event()
 
     def hold_the_row() -> None:
@@ -163,7 +163,7 @@ def test_a_crash_waits_for_the_locks_of_the_dead(outbox: Outbox, holdfast_dsn: s
 
 
 async def test_events_that_follow_events_without_end() -> None:
-    """TST-2: a handler that publishes what it handles ends a drain with an error which says so."""
+    """A handler that publishes what it handles ends a drain with an error which says so (TST-2)."""
     memory = MemoryOutbox(registry := HandlerRegistry())
     publisher = memory.publisher("shop")
 
@@ -177,7 +177,7 @@ async def test_events_that_follow_events_without_end() -> None:
 
 
 def test_events_that_follow_events_without_end_in_postgres(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TST-2: the same with the real outbox, and with a limit that is reached sooner."""
+    """The same with the real outbox, and with a limit that is reached sooner (TST-2)."""
     monkeypatch.setattr(delivering, "MOST_FOLLOWING", 1_000)
     monkeypatch.setattr(delivering, "MOST_FOR_EACH", 20)
     from holdfast import Publisher
@@ -195,7 +195,7 @@ def test_events_that_follow_events_without_end_in_postgres(outbox: Outbox, monke
 
 
 async def test_what_a_transaction_in_memory_is_not() -> None:
-    """TST-2: a handler that was written for a session of SQLAlchemy fails, and the outbox is as it was."""
+    """A handler that was written for a session of SQLAlchemy fails, and the outbox is as it was (TST-2)."""
     memory = MemoryOutbox(registry := HandlerRegistry())
 
     @registry.handler("order.placed", name="ledger.record")

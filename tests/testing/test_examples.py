@@ -1,4 +1,4 @@
-"""TST-1: two hundred tests as users write them, and what the plugin costs them."""
+"""Two hundred tests as users write them, and what the plugin costs them (TST-1)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_two_hundred_tests_in_four_processes(tmp_path: Path) -> None:
 
 
 def test_the_tests_of_the_orders_demo() -> None:
-    """PUB-4: over HTTP with a key, with domain events, reactions, deliveries and faults."""
+    """Over HTTP with a key, with domain events, reactions, deliveries and faults (PUB-4)."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/orders/tests"]
     variables = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=110)
@@ -55,7 +55,7 @@ def test_the_tests_of_the_orders_demo() -> None:
 
 
 def test_the_tests_of_the_django_example(holdfast_dsn: str) -> None:
-    """LSN-13, TST-1: as its page shows, with Django's own runner, on a server that is there."""
+    """As its page shows, with Django's own runner, on a server that is there (LSN-13, TST-1)."""
     (shown,) = re.findall(r"^python (-m django test .*)$", DJANGO_PAGE.read_text(), re.MULTILINE)
     variables = {"DJANGO_SETTINGS_MODULE": "examples.django_orders.settings", "HOLDFAST_DSN": holdfast_dsn}
     command = [sys.executable, "-W", "error", *shown.split()]

@@ -1,4 +1,4 @@
-"""TST-1, TST-2: limits, breakers and ordering keys in a test, on Postgres and in memory alike."""
+"""Limits, breakers and ordering keys in a test, on Postgres and in memory alike (TST-1, TST-2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def publish(outbox: Any, count: int, event_type: str = "order.placed", **options
 
 
 def test_a_drain_moves_the_clock_on_to_what_a_rate_allows(either: Any) -> None:
-    """LSN-10, TST-1: all are delivered, in the time that the rate takes and in none of the test's."""
+    """All are delivered, in the time that the rate takes and in none of the test's (LSN-10, TST-1)."""
     registry, seen = counting(rate="10/h")
     publish(either, 5)
     done = either.drain(registry)
@@ -61,7 +61,7 @@ def test_a_drain_moves_the_clock_on_to_what_a_rate_allows(either: Any) -> None:
 
 
 def test_an_hour_lets_through_what_a_rate_allows(either: Any) -> None:
-    """LSN-10, TST-1: the bucket has one, and ten more come in within the hour."""
+    """The bucket has one, and ten more come in within the hour (LSN-10, TST-1)."""
     registry, seen = counting(rate="10/h")
     publish(either, 30)
     either.advance(registry=registry, hours=1)
@@ -70,7 +70,7 @@ def test_an_hour_lets_through_what_a_rate_allows(either: Any) -> None:
 
 
 def test_an_outage_waits_and_goes_on(either: Any) -> None:
-    """LSN-17, TST-1: no dead letters, one probe at a time, no attempt lost; then everything is delivered."""
+    """No dead letters, one probe at a time, no attempt lost; then everything is delivered (LSN-17, TST-1)."""
     partner = Partner()
     publish(either, 12, "charge.due")
     either.advance(registry=partner.registry, minutes=10)
@@ -83,7 +83,7 @@ def test_an_outage_waits_and_goes_on(either: Any) -> None:
 
 
 def test_one_event_alone_fails_by_its_own_fault(either: Any) -> None:
-    """LSN-17: it has its budget, and one attempt more."""
+    """It has its budget, and one attempt more (LSN-17)."""
     partner = Partner()
     publish(either, 1, "charge.due")
     either.drain(partner.registry)
@@ -92,14 +92,14 @@ def test_one_event_alone_fails_by_its_own_fault(either: Any) -> None:
 
 
 def test_a_partner_that_stays_away_ends_the_drain(either: Any) -> None:
-    """TST-1: a drain that can never end says so, in place of events that are left without a word."""
+    """A drain that can never end says so, in place of events that are left without a word (TST-1)."""
     publish(either, 3, "charge.due")
     with pytest.raises(AssertionError, match="put off a hundred times"):
         either.drain(Partner().registry)
 
 
 def test_a_batch_has_no_more_events_than_its_limits_allow(either: Any) -> None:
-    """LSN-10, LSN-12: places count events."""
+    """Places count events (LSN-10, LSN-12)."""
     registry, sizes = HandlerRegistry(), list[int]()
 
     async def take(events: list[EventEnvelope]) -> None:
@@ -114,7 +114,7 @@ def test_a_batch_has_no_more_events_than_its_limits_allow(either: Any) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_leaves_the_order_as_it_is(outbox: Outbox, fault: str) -> None:
-    """LSN-9, TST-2: an event that is delivered twice is so before the next one of its key begins."""
+    """An event that is delivered twice is so before the next one of its key begins (LSN-9, TST-2)."""
     registry, seen = counting()
     publish(outbox, 4, ordering_key="order-17")
     getattr(outbox, fault)("orders.take")

@@ -1,4 +1,4 @@
-"""TST-1: deliberate bugs in the outbox in memory, and in the one in Postgres, are found by the contract of both."""
+"""Deliberate bugs in the outbox in memory, and in the one in Postgres, are found by the contract of both (TST-1)."""
 
 from __future__ import annotations
 

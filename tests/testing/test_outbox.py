@@ -1,4 +1,4 @@
-"""TST-1, TST-2: the outbox of a test, on Postgres."""
+"""The outbox of a test, on Postgres (TST-1, TST-2)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FAULTS = {
 @pytest.mark.parametrize("kind", ["plain", "thread", "tx"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_every_kind_of_handler(outbox: Outbox, fault: str, kind: str) -> None:
-    """TST-2: the delivery ends well, the others are not touched, and only what may happen twice does."""
+    """The delivery ends well, the others are not touched, and only what may happen twice does (TST-2)."""
     calls: list[str] = []
     outbox.publish("order.placed", {})
     getattr(outbox, fault)(f"kinds.{kind}")
@@ -83,7 +83,7 @@ async def test_faults_in_an_asynchronous_test(async_outbox: AsyncOutbox, fault: 
 
 
 def test_dead_letters_can_be_archived(holdfast_database: TestDatabase) -> None:
-    """TST-1: and are found there."""
+    """And are found there (TST-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="mail.confirm", retry=RetryPolicy(max_attempts=2))
@@ -100,7 +100,7 @@ def test_dead_letters_can_be_archived(holdfast_database: TestDatabase) -> None:
 
 
 def test_backoff_is_the_policys(outbox: Outbox) -> None:
-    """TST-1: on a frozen clock, to the second."""
+    """On a frozen clock, to the second (TST-1)."""
     registry, at = HandlerRegistry(), list[datetime]()
     policy = RetryPolicy(max_attempts=4, base_delay=100, max_delay=100, strategy="constant")
 
@@ -129,7 +129,7 @@ def test_what_is_put_off_for_ever_ends_the_drain(outbox: Outbox) -> None:
 
 
 async def test_misuse_of_the_outbox_is_refused_with_a_remedy(outbox: Outbox, async_outbox: AsyncOutbox) -> None:
-    """TST-1: with what to do instead."""
+    """With what to do instead (TST-1)."""
     registry = registry_of([])
     with pytest.raises(ConfigurationError, match="called in an asynchronous test; use the fixture async_outbox"):
         outbox.drain(registry)
@@ -147,7 +147,7 @@ async def test_misuse_of_the_outbox_is_refused_with_a_remedy(outbox: Outbox, asy
 def test_what_becomes_due_before_the_next_look_is_delivered(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, milliseconds: int
 ) -> None:
-    """TST-1: the clock goes on between a delivery and the look for the next one."""
+    """The clock goes on between a delivery and the look for the next one (TST-1)."""
     registry, calls, fetch = HandlerRegistry(), [], TestDatabase.fetch
 
     async def slowly(self: TestDatabase, name: str, **values: object) -> Any:
@@ -169,7 +169,7 @@ def test_what_becomes_due_before_the_next_look_is_delivered(
 
 
 def test_what_workers_report_is_shown(outbox: Outbox) -> None:
-    """TST-1: an error that is no handler's must not be silent in a test."""
+    """An error that is no handler's must not be silent in a test (TST-1)."""
 
     @asynccontextmanager
     async def resources() -> AsyncIterator[None]:
@@ -183,7 +183,7 @@ def test_what_workers_report_is_shown(outbox: Outbox) -> None:
 
 
 def test_a_handler_in_a_thread_may_ask_the_outbox(outbox: Outbox) -> None:
-    """TST-1: and what it publishes carries the ids of the event that it handles."""
+    """And what it publishes carries the ids of the event that it handles (TST-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="books.note")

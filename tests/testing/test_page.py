@@ -1,4 +1,4 @@
-"""TST-1, TST-2: what docs/testing.md shows is a project whose tests pass, alone and in several processes."""
+"""What docs/testing.md shows is a project whose tests pass, alone and in several processes (TST-1, TST-2)."""
 
 from __future__ import annotations
 

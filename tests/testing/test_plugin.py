@@ -1,4 +1,5 @@
-"""TST-1: the plugin as a project meets it: a clean database for each test, several processes, a server of one's own."""
+"""The plugin as a project meets it: a clean database for each test, several processes, a server of one's own
+(TST-1)."""
 
 from __future__ import annotations
 
@@ -215,7 +216,7 @@ def test_next(outbox):
 
 
 def test_a_fault_that_nothing_met_fails_its_test(tmp_path: Path, server: str) -> None:
-    """TST-2: or the test would pass without having shown anything."""
+    """Or the test would pass without having shown anything (TST-2)."""
     tests = """
 def test_it(outbox):
     outbox.crash_after_effect("ledger.record")
@@ -339,7 +340,7 @@ def test_a_test_case_for_django(tmp_path: Path, server: str) -> None:
 
 
 def test_a_test_case_for_django_whose_login_is_no_superuser(tmp_path: Path, server: str) -> None:
-    """TST-1: the message is about Django's settings, and names the test case that needs no superuser."""
+    """The message is about Django's settings, and names the test case that needs no superuser (TST-1)."""
     name = f"plain_{uuid4().hex[:8]}"
     with psycopg.connect(server, autocommit=True) as connection:
         info = connection.info
@@ -358,7 +359,7 @@ def test_a_test_case_for_django_whose_login_is_no_superuser(tmp_path: Path, serv
 
 
 def test_a_handler_whose_transaction_nothing_makes_is_told_of_the_fixture(tmp_path: Path, server: str) -> None:
-    """TST-1: and not of a worker, which tests do not start."""
+    """And not of a worker, which tests do not start (TST-1)."""
     tests = """
 import psycopg
 from holdfast import HandlerRegistry

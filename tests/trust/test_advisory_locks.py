@@ -43,7 +43,7 @@ async def hold(session: asyncpg.Connection, *names: str, shared: bool = False) -
 async def test_a_foreign_lock_delays_no_wake_up_beyond_a_second(
     dsn: str, conn: asyncpg.Connection, stranger: asyncpg.Connection, locks: str
 ) -> None:
-    """T11: whichever of the two it is, with a polling interval of a minute; doctor names the holder."""
+    """Whichever of the two it is, with a polling interval of a minute; doctor names the holder (T11)."""
     names = {"sleeper": [SLEEPER], "both": [SLEEPER, WAKE_UP]}.get(locks, [WAKE_UP])
     await hold(stranger, *names, shared="shared" in locks)
     registry, handled = HandlerRegistry(), asyncio.Event()
@@ -71,7 +71,7 @@ async def test_a_foreign_lock_delays_no_wake_up_beyond_a_second(
 async def test_a_foreign_lock_on_schema_changes_is_named(
     dsn: str, stranger: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T11: commands that need it end within 30 s and say who has it."""
+    """Commands that need it end within 30 s and say who has it (T11)."""
     assert ddl.FOREIGN_PATIENCE <= 20
     monkeypatch.setattr(ddl, "FOREIGN_PATIENCE", 0.5)
     monkeypatch.setattr(ddl, "_BETWEEN_QUESTIONS", 0.1)
@@ -89,7 +89,7 @@ async def test_a_foreign_lock_on_schema_changes_is_named(
 
 
 async def test_another_migration_is_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T11, OBX-3: one that is entitled to the lock may take its time."""
+    """One that is entitled to the lock may take its time (T11, OBX-3)."""
     monkeypatch.setattr(ddl, "FOREIGN_PATIENCE", 0.2)
     monkeypatch.setattr(ddl, "_BETWEEN_QUESTIONS", 0.05)
     other = await asyncpg.connect(dsn, server_settings={"application_name": "holdfast migrate"})

@@ -99,7 +99,7 @@ def calls(types: list[str], names: list[str]) -> Iterator[list[str]]:
 
 
 async def test_a_bad_argument_is_refused_by_name(caller: asyncpg.Connection) -> None:
-    """T8: NULL, NULL inside arrays, infinity, minima and maxima, empty, arrays of unequal lengths, long texts."""
+    """NULL, NULL inside arrays, infinity, minima and maxima, empty, arrays of unequal lengths, long texts (T8)."""
     undeclared: dict[str, str] = {}
     functions = await caller.fetch(CALLABLE, await caller.fetchval("SELECT current_user"))
     assert len(functions) > 10
@@ -126,7 +126,7 @@ BEGIN = "SELECT core.idempotency_begin('ann', 'k', $1, 1, '1 hour', 2000, NULL)"
 
 
 async def test_no_answer_without_the_right_hash(conn: asyncpg.Connection) -> None:
-    """SEC-1, T8: a NULL beside the wrong hash does not open another caller's answer."""
+    """A NULL beside the wrong hash does not open another caller's answer (SEC-1, T8)."""
     async with conn.transaction():
         assert await conn.fetchval(BEGIN, ["secret"]) is None
         await conn.execute("SELECT core.idempotency_complete('ann', 'k', false, 200, '{}', 'body', false)")
@@ -138,7 +138,7 @@ async def test_no_answer_without_the_right_hash(conn: asyncpg.Connection) -> Non
 
 
 async def test_a_claim_has_a_limit(outbox: Outbox) -> None:
-    """T8: LIMIT NULL would be none."""
+    """LIMIT NULL would be none (T8)."""
     await outbox.insert_many(3)
     with pytest.raises(asyncpg.InvalidParameterValueError, match="a limit is 0 to 100000"):
         await outbox.value(
@@ -149,7 +149,7 @@ async def test_a_claim_has_a_limit(outbox: Outbox) -> None:
 
 
 async def test_what_is_said_about_a_failure_is_capped(outbox: Outbox) -> None:
-    """S9, T8: error texts and signatures, by every way into a row."""
+    """Error texts and signatures, by every way into a row (S9, T8)."""
     await outbox.subscribe(HANDLER, "order.placed")
     long = "x" * 1_000_000
     held = await outbox.held()
@@ -169,7 +169,7 @@ async def test_what_is_said_about_a_failure_is_capped(outbox: Outbox) -> None:
 
 
 async def test_no_dead_letter_is_planted_in_a_workers_lane(outbox: Outbox, logins: Logins) -> None:
-    """SEC-1: a producer's reactions fail in their own lanes, not in those of handlers that never wanted the event."""
+    """A producer's reactions fail in their own lanes, not in those of handlers that never wanted the event (SEC-1)."""
     await outbox.subscribe(HANDLER, "order.placed")
     event = await outbox.insert(event_type="junk.made", payload={"amount": -1})
     row = await outbox.row(event)
@@ -188,7 +188,7 @@ async def test_no_dead_letter_is_planted_in_a_workers_lane(outbox: Outbox, login
 
 
 async def test_replays_do_not_go_to_a_generation_that_is_only_named(outbox: Outbox) -> None:
-    """GEN-1: a worker that names a number, and does not serve its channel, leads no replay there."""
+    """A worker that names a number, and does not serve its channel, leads no replay there (GEN-1)."""
     beat = "SELECT core.worker_beat(gen_random_uuid(), 'w', 'host', 1, '1.0', $1, $2, '{}')"
     await outbox.connection.execute(beat, 3, ["outbox_gen_3"])
     await outbox.connection.execute(beat, 2**63 - 1, ["outbox_default"])

@@ -32,7 +32,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 async def test_headers_that_nobody_can_read_cost_their_own_event(
     dsn: str, conn: asyncpg.Connection, broker: Broker, headers: str
 ) -> None:
-    """SEC-1: they fail at once and alone, and neither halve the relay's batches nor open its breaker."""
+    """They fail at once and alone, and neither halve the relay's batches nor open its breaker (SEC-1)."""
     got: list[EventEnvelope] = []
     facts = Facts()
     async with running(dsn, registry_of(got), facts, **OPTIONS):
@@ -51,7 +51,7 @@ async def test_headers_that_nobody_can_read_cost_their_own_event(
 async def test_a_foreign_event_has_no_source_of_this_database(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SEC-1: who may write to a broker cannot send as a source that belongs to a role, nor take the turns of one."""
+    """Who may write to a broker cannot send as a source that belongs to a role, nor take the turns of one (SEC-1)."""
     got: list[EventEnvelope] = []
     await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('shop', current_user)")
     lie = {"specversion": "1.0", "id": "1", "source": "shop", "type": "order.placed", "data": {"bad": True}}
@@ -75,7 +75,7 @@ MOST = 2**63 - 1
 async def test_a_report_cannot_hide_the_state_from_operators(
     dsn: str, conn: asyncpg.Connection, waiting: int, weaknesses: str
 ) -> None:
-    """SEC-1: what a worker says of a broker is refused where nobody could read it, or add it up."""
+    """What a worker says of a broker is refused where nobody could read it, or add it up (SEC-1)."""
     await conn.execute("SELECT core.subscribe('billing', 'billing.charge_card', ARRAY['order.placed'])")
     await conn.execute("UPDATE core.subscriptions SET via = 'nats'")
     handlers = ["", "billing.charge_card"]
@@ -95,7 +95,7 @@ async def test_a_report_cannot_hide_the_state_from_operators(
 async def test_a_refused_message_reaches_no_handler_by_a_replay(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SEC-1: an operator who replays all dead letters of a handler does not run it with what somebody has forged."""
+    """An operator who replays all dead letters of a handler does not run it with what somebody has forged (SEC-1)."""
     got: list[EventEnvelope] = []
     failed = "SELECT id FROM core.failed WHERE event_type = 'holdfast.unreadable'"
     async with running(dsn, registry_of(got), **OPTIONS):

@@ -32,7 +32,7 @@ async def claimed(outbox: Outbox, count: int) -> list[UUID]:
 
 
 async def test_an_early_date_does_not_jump_the_queue(outbox: Outbox) -> None:
-    """SEC-1, OBS-3: it comes after what was published before it, and is as old as it is."""
+    """It comes after what was published before it, and is as old as it is (SEC-1, OBS-3)."""
     first = await outbox.insert()
     dated = await outbox.insert(available_at=LONG_AGO)
     headed = await outbox.insert(available_at=LONG_AGO, headers={}, expires_at=datetime.now(UTC) + timedelta(hours=1))
@@ -47,7 +47,7 @@ async def test_an_early_date_does_not_jump_the_queue(outbox: Outbox) -> None:
 
 
 async def test_a_pending_event_is_not_rescheduled_before_now(conn: asyncpg.Connection) -> None:
-    """SEC-1: also by publishing its key again."""
+    """Also by publishing its key again (SEC-1)."""
     publisher = Publisher("shop")
     async with conn.transaction():
         await publisher.publish(conn, "order.remind", {}, key="k", delay=60)
@@ -62,7 +62,7 @@ async def test_a_pending_event_is_not_rescheduled_before_now(conn: asyncpg.Conne
 
 
 async def test_rows_imported_with_their_creation_keep_their_order(outbox: Outbox) -> None:
-    """SEC-1: created_at is the owner's to write, and no producer's."""
+    """created_at is the owner's to write, and no producer's (SEC-1)."""
     new = await outbox.insert()
     then = datetime.now(UTC) - timedelta(days=2)
     old = await outbox.insert(created_at=then, available_at=then)
@@ -74,7 +74,7 @@ async def test_rows_imported_with_their_creation_keep_their_order(outbox: Outbox
 
 
 def test_the_memory_outbox_does_the_same() -> None:
-    """SEC-1: what tests see is what Postgres does."""
+    """What tests see is what Postgres does (SEC-1)."""
     outbox = MemoryOutbox()
     before = outbox.now
     outbox.publish("order.placed", {}, available_at=LONG_AGO)

@@ -1,4 +1,4 @@
-"""SEC-1, T6: root starts, restarts and stops a server whose user puts links and forged files in its way."""
+"""Root starts, restarts and stops a server whose user puts links and forged files in its way (SEC-1, T6)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def as_server(*command: str) -> int:
 
 
 def test_the_server_runs_as_a_user_of_its_own(parent: Path) -> None:
-    """SEC-1, T6: the processes are not root's; the files that root writes are, and so is their directory."""
+    """The processes are not root's; the files that root writes are, and so is their directory (SEC-1, T6)."""
     root = parent / "server"
     with EmbeddedPostgres(root) as server:
         account = server_account()
@@ -58,7 +58,7 @@ def test_the_server_runs_as_a_user_of_its_own(parent: Path) -> None:
 
 
 def test_links_and_a_forged_pid_file(parent: Path, victim: Path) -> None:
-    """SEC-1, T6: with links wherever the server's user can put them, nothing outside is touched or signalled."""
+    """With links wherever the server's user can put them, nothing outside is touched or signalled (SEC-1, T6)."""
     root = parent / "server"
     stranger = subprocess.Popen(["sleep", "60"])
     try:
@@ -86,7 +86,7 @@ def test_links_and_a_forged_pid_file(parent: Path, victim: Path) -> None:
 
 
 def test_a_version_file_that_names_a_secret(parent: Path) -> None:
-    """SEC-1, T6: an error text does not quote what a link leads to."""
+    """An error text does not quote what a link leads to (SEC-1, T6)."""
     root, secret = parent / "server", parent / "secret"
     secret.write_text("S3cr3tCanary")
     EmbeddedPostgres(root).start().stop()
@@ -98,7 +98,7 @@ def test_a_version_file_that_names_a_secret(parent: Path) -> None:
 
 @pytest.mark.parametrize("name", ["server.log", "port", "password", "cluster"])
 def test_a_directory_that_belonged_to_the_server(parent: Path, victim: Path, name: str) -> None:
-    """SEC-1, T6: a directory of the server's user is taken from that user, and links in it are refused."""
+    """A directory of the server's user is taken from that user, and links in it are refused (SEC-1, T6)."""
     root, account = parent / "server", server_account()
     root.mkdir()
     (root / "password").write_text("secret\n")
@@ -111,7 +111,7 @@ def test_a_directory_that_belonged_to_the_server(parent: Path, victim: Path, nam
 
 
 def test_a_parent_that_the_server_can_write_to(parent: Path) -> None:
-    """SEC-1, T6: the whole directory could be exchanged for another, so it is refused."""
+    """The whole directory could be exchanged for another, so it is refused (SEC-1, T6)."""
     account = server_account()
     loose = parent / "loose"
     loose.mkdir()

@@ -1,4 +1,4 @@
-"""SEC-1, T9, S7, S8: secrets and data that errors quote reach neither table, log, Sentry nor metrics."""
+"""Secrets and data that errors quote reach neither table, log, Sentry nor metrics (SEC-1, T9, S7, S8)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CANARY = "canary2718281828"
     ],
 )
 def test_secrets_in_a_text(text: str, expected: str) -> None:
-    """T9, S8: the secret goes, what happened stays; a second redaction changes nothing."""
+    """The secret goes, what happened stays; a second redaction changes nothing (T9, S8)."""
     assert redact_secrets(text) == expected
     assert redact_secrets(expected) == expected
 
@@ -122,12 +122,12 @@ def test_secrets_in_a_text(text: str, expected: str) -> None:
     ],
 )
 def test_texts_without_secrets(text: str) -> None:
-    """DLQ-7: what tells causes apart stays."""
+    """What tells causes apart stays (DLQ-7)."""
     assert redact_secrets(text) == text
 
 
 def test_values_of_the_payload() -> None:
-    """T9, S7: also quoted or escaped, and inside other values; short ones stay. Keys that are data are no places."""
+    """Also quoted or escaped, and inside other values; short ones stay. Keys that are data are no places (T9, S7)."""
     payload = {"customer": {"email": "ann@example.com"}, "notes": ["it's \n a secret"], "size": "XL", "a b": "somebody"}
     error = ValueError(f"no {payload['customer']!r}, {payload['notes']}, size XL, somebody")  # type: ignore[index]
     expected = "ValueError: no {'email': '<payload.customer.email>'}, [\"<payload.notes.0>\"], size XL, <payload.*>"
@@ -165,7 +165,7 @@ QUOTED: dict[str, tuple[str, EventData, str]] = {
 
 @pytest.mark.parametrize("kind", QUOTED)
 def test_what_is_quoted_of_an_event(kind: str) -> None:
-    """T9, S7: parts of eight characters, whatever their case, numbers, headers and the key; what happened stays."""
+    """Parts of eight characters, whatever their case, numbers, headers and the key; what happened stays (T9, S7)."""
     text, event, expected = QUOTED[kind]
     assert state(text, "rejected", None, event).text == expected
     assert state(text, "rejected", unredacted, event).text == state(text, "rejected").text.replace("***", "hunter2")
@@ -188,7 +188,7 @@ def seconds(act: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_hostile_texts_take_no_longer_than_others(piece: str) -> None:
-    """T9: a payload quoted in an error does not stop the loop, whatever it repeats and however it ends."""
+    """A payload quoted in an error does not stop the loop, whatever it repeats and however it ends (T9)."""
     size = 64 * 1024
     harmless = ("an ordinary sentence about order 17; " * size)[:size]
     usual = max(seconds(lambda: describe(asyncpg.DataError(harmless))), 0.005)
@@ -214,9 +214,9 @@ HOSTILE_PAYLOADS: dict[str, tuple[str, object]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE_PAYLOADS)
 def test_hostile_payloads_take_no_longer_than_others(kind: str) -> None:
-    """T9: neither do 256 KB of values, and what replaces them does not grow without bound.
+    """Neither do 256 KB of values, and what replaces them does not grow without bound.
 
-    It is less than 50 ms where nothing else runs.
+    It is less than 50 ms where nothing else runs (T9).
     """
     text, payload = HOSTILE_PAYLOADS[kind]
     event = EventData({"data": payload})
@@ -225,7 +225,7 @@ def test_hostile_payloads_take_no_longer_than_others(kind: str) -> None:
 
 
 def test_a_small_failure_costs_little() -> None:
-    """T9: a usual payload and a usual text take well below a millisecond."""
+    """A usual payload and a usual text take well below a millisecond (T9)."""
     event = EventData({"customer": {"email": "ann@example.com"}, "lines": [{"sku": f"sku-{n}"} for n in range(10)]})
     text = "could not charge the customer for the order: connection refused by the remote host after 3 attempts"
     assert min(seconds(lambda: event.redact(text)) for _ in range(20)) < 0.001
@@ -255,13 +255,13 @@ DRIVERS: dict[str, Callable[[], BaseException]] = {
 
 @pytest.mark.parametrize("kind", DRIVERS)
 def test_what_drivers_quote(kind: str) -> None:
-    """T9, S7: rows, statements, parameters and input."""
+    """Rows, statements, parameters and input (T9, S7)."""
     error = DRIVERS[kind]()
     assert CANARY in str(error) and CANARY not in describe(error).text
 
 
 async def test_what_the_server_quotes(dsn: str, conn: asyncpg.Connection) -> None:
-    """T9, S7: with both drivers, DETAIL over several lines and values in the message go; HINT and the message stay."""
+    """With both drivers, DETAIL over several lines and values in the message go; HINT and the message stay (T9, S7)."""
     await conn.execute("CREATE TABLE people (name text PRIMARY KEY CHECK (name <> E'x\\n" + CANARY + "'), age int)")
     await conn.execute("INSERT INTO people VALUES ($1)", f"a\n{CANARY}")
     statements = (
@@ -290,7 +290,7 @@ async def test_what_the_server_quotes(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 def test_signatures_stay() -> None:
-    """DLQ-7: a signature depends neither on what is hidden nor on the length of a value."""
+    """A signature depends neither on what is hidden nor on the length of a value (DLQ-7)."""
     for error in (*(make() for make in DRIVERS.values()), ValueError("postgres://u:pw@h/db of some one")):
         plain = describe(error, unredacted)
         assert describe(error).signature == plain.signature
@@ -300,7 +300,7 @@ def test_signatures_stay() -> None:
 
 
 async def test_table_log_sentry_and_metrics(dsn: str, conn: asyncpg.Connection) -> None:
-    """T9, SEC-1: an error with everything in it, retried and then failed, and a rejection; reactions alike."""
+    """An error with everything in it, retried and then failed, and a rejection; reactions alike (T9, SEC-1)."""
     stream, facts, transport = io.StringIO(), Facts(), Recorder()
     registry = HandlerRegistry()
     policy = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.01)
@@ -350,7 +350,7 @@ async def test_table_log_sentry_and_metrics(dsn: str, conn: asyncpg.Connection) 
 
 
 def test_a_redactor_by_name() -> None:
-    """SEC-1: `--redact` and HOLDFAST_REDACT name a function; `none` turns redaction off."""
+    """`--redact` and HOLDFAST_REDACT name a function; `none` turns redaction off (SEC-1)."""
     assert load_redactor(None) is None and load_redactor("none") is unredacted
     assert load_redactor("holdfast.redact:redact_dsn") is not None
     for wrong in ("holdfast.redact", "holdfast.redact:nothing", "holdfast.redact:HIDDEN", "no_such_module:f"):

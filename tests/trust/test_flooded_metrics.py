@@ -63,7 +63,7 @@ async def flood(conn: asyncpg.Connection, channels: int, rows: int, at: str = "i
 async def test_a_flood_hides_no_channel_that_a_worker_served(
     conn: asyncpg.Connection, channels: int, rows: int, at: str
 ) -> None:
-    """SEC-1, OBS-3: its alert, its ages and its counts are those of before."""
+    """Its alert, its ages and its counts are those of before (SEC-1, OBS-3)."""
     await went_silent(conn)
     await flood(conn, channels, rows, at)
     began = time.monotonic()
@@ -83,7 +83,7 @@ async def test_a_flood_hides_no_channel_that_a_worker_served(
 
 
 async def test_of_channels_that_no_worker_served_the_oldest_is_named(conn: asyncpg.Connection) -> None:
-    """SEC-1, OBS-3: by its age and not by its name, also behind routes that are not due."""
+    """By its age and not by its name, also behind routes that are not due (SEC-1, OBS-3)."""
     await unserved(conn, "zz_cold")
     await flood(conn, 300, 300, "infinity")
     await flood(conn, 300, 300, "now")
@@ -98,14 +98,14 @@ async def test_of_channels_that_no_worker_served_the_oldest_is_named(conn: async
 
 
 async def test_workers_are_told_of_a_channel_that_one_served(conn: asyncpg.Connection) -> None:
-    """SEC-1: the hundred channels in the log of a worker begin with it."""
+    """The hundred channels in the log of a worker begin with it (SEC-1)."""
     await went_silent(conn)
     await flood(conn, 300, 300)
     assert ("zz_hot", 0) in [tuple(row) for row in await conn.fetch("SELECT * FROM core.unserved_channels()")]
 
 
 async def test_a_flood_of_types_hides_no_route_that_is_wanted(conn: asyncpg.Connection) -> None:
-    """SEC-1, OBS-3: a subscription by a pattern as well, in the channel that the flood is in."""
+    """A subscription by a pattern as well, in the channel that the flood is in (SEC-1, OBS-3)."""
     await conn.execute("SELECT core.subscribe('stock', 'stock.reserve', '{stock.*}')")
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload)
@@ -120,7 +120,7 @@ async def test_a_flood_of_types_hides_no_route_that_is_wanted(conn: asyncpg.Conn
 
 
 async def test_planted_dead_letters_hide_none_of_a_handler(conn: asyncpg.Connection) -> None:
-    """SEC-1, OBS-3: a producer records failures of handlers that it invents, of events that it invents."""
+    """A producer records failures of handlers that it invents, of events that it invents (SEC-1, OBS-3)."""
     await conn.execute("SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}')")
     await fail_with(conn, [ValueError("no")] * 5, handler="billing.charge_card")
     event = {"source": "evil", "event_type": "e.t", "idempotency_key": "k", "event_version": 1, "payload": {}}

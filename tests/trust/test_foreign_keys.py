@@ -62,7 +62,7 @@ async def publish(connection: asyncpg.Connection, source: str, **options: object
 async def test_the_head_of_another_producer_keeps_nothing_back(
     dsn: str, outbox: Outbox, logins: Logins, column: str
 ) -> None:
-    """SEC-1, LSN-9: a head that is delayed for good, that nobody serves, or that fails."""
+    """A head that is delayed for good, that nobody serves, or that fails (SEC-1, LSN-9)."""
     value = {"available_at": "infinity", "channel": "nobody", "generation": "7", "payload": "{}"}[column]
     registry, handled = HandlerRegistry(), []
 
@@ -84,7 +84,7 @@ async def test_the_head_of_another_producer_keeps_nothing_back(
 
 
 async def test_events_of_an_owned_source_are_in_order(outbox: Outbox, logins: Logins) -> None:
-    """LSN-9: also under keys as long as they may be, and in lanes of several handlers."""
+    """Also under keys as long as they may be, and in lanes of several handlers (LSN-9)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe("mail.thank", EVENT)
     long = "x" * 800
@@ -104,7 +104,7 @@ async def test_events_of_an_owned_source_are_in_order(outbox: Outbox, logins: Lo
 
 
 async def test_the_share_of_a_fairness_key_is_its_sources_own(outbox: Outbox, logins: Logins) -> None:
-    """SEC-1, LSN-9: what another producer has in flight under a tenant's key does not count for the tenant."""
+    """What another producer has in flight under a tenant's key does not count for the tenant (SEC-1, LSN-9)."""
     await outbox.subscribe(HANDLER, EVENT)
     async with sessions(logins) as (shop, bank):
         for key in ("tenant-7", "shop/tenant-7"):
@@ -126,7 +126,7 @@ async def looks(outbox: Outbox) -> int:
     ids=["types", "channels", "generations"],
 )
 async def test_many_lanes_do_not_multiply_the_work_of_a_claim(outbox: Outbox, lanes: str, fair: bool) -> None:
-    """SEC-1, SCL-1: a producer names types, channels and generations as it likes, and delays the rows for good."""
+    """A producer names types, channels and generations as it likes, and delays the rows for good (SEC-1, SCL-1)."""
     await outbox.subscribe(HANDLER, "order.*")
     key, claim = ("fairness_key", claim_fair) if fair else ("ordering_key", claim_ordered)
     await outbox.connection.execute(
@@ -145,7 +145,7 @@ async def test_many_lanes_do_not_multiply_the_work_of_a_claim(outbox: Outbox, la
 
 
 async def test_types_that_nobody_wants_are_not_walked_past(outbox: Outbox) -> None:
-    """SEC-1, SCL-1: a handler that names its types in full has them looked up."""
+    """A handler that names its types in full has them looked up (SEC-1, SCL-1)."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.connection.execute(
         "INSERT INTO core.outbox (event_type, source, payload, ordering_key) "

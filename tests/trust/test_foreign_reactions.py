@@ -206,7 +206,7 @@ async def delivered_to(outbox: Outbox, event: UUID) -> dict[str, str]:
 async def test_what_a_producer_has_named_keeps_no_handler_from_starting(
     outbox: Outbox, bank: asyncpg.Connection
 ) -> None:
-    """SEC-1: its open transaction has a line of the same name, and no worker waits for it."""
+    """Its open transaction has a line of the same name, and no worker waits for it (SEC-1)."""
     transaction = bank.transaction()
     await transaction.start()
     await settle(bank, envelope(uuid7(), event_type="bank.made"), done=("new.handler",))
@@ -223,7 +223,7 @@ async def test_what_a_producer_has_named_keeps_no_handler_from_starting(
 
 
 async def test_who_keeps_handlers_from_being_subscribed_is_named(outbox: Outbox, dsn: str) -> None:
-    """SEC-1: by its pid, instead of a database that does not answer."""
+    """By its pid, instead of a database that does not answer (SEC-1)."""
     other = await asyncpg.connect(dsn)
     try:
         async with other.transaction():

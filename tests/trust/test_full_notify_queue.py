@@ -41,7 +41,7 @@ async def filled(dsn: str) -> asyncpg.Connection:
 
 
 async def test_commits_succeed_while_the_queue_is_full(dsn: str) -> None:
-    """SEC-1, LSN-1: the bell is silent, workers poll; when there is room again it rings."""
+    """The bell is silent, workers poll; when there is room again it rings (SEC-1, LSN-1)."""
     heard: list[str] = []
     worker, producer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     await worker.execute(ASLEEP)

@@ -63,7 +63,7 @@ async def ran(conn: asyncpg.Connection) -> int:
 async def test_a_superuser_does_not_run_the_triggers_of_others(
     dsn: str, conn: asyncpg.Connection, evil: str, dry_run: bool
 ) -> None:
-    """SEC-1: the refusal names the table, its owner and the option; with that, triggers find what is theirs."""
+    """The refusal names the table, its owner and the option; with that, triggers find what is theirs (SEC-1)."""
     with pytest.raises(NotPermitted, match=rf"table his\.outbox belongs to {evil}") as refused:
         await import_from(dsn, "core", "table", source="shop", actor="ada", table="his.outbox", dry_run=dry_run)
     assert f"--trusted-role {evil}" in refused.value.remedy
@@ -78,7 +78,7 @@ async def test_a_superuser_does_not_run_the_triggers_of_others(
 async def test_a_trigger_of_another_login_on_ones_own_table_is_refused(
     dsn: str, conn: asyncpg.Connection, evil: str
 ) -> None:
-    """SEC-1: the privilege TRIGGER is enough to put one there."""
+    """The privilege TRIGGER is enough to put one there (SEC-1)."""
     await conn.execute(
         "CREATE SCHEMA ours; CREATE TABLE ours.outbox (id int PRIMARY KEY, event_type text, payload jsonb, "
         "published_at timestamptz); INSERT INTO ours.outbox VALUES (1, 'a.b', '{}', NULL);"
@@ -97,7 +97,7 @@ async def test_a_trigger_of_another_login_on_ones_own_table_is_refused(
 async def test_a_table_that_refers_to_it_runs_nothing_of_another_login(
     dsn: str, conn: asyncpg.Connection, evil: str
 ) -> None:
-    """SEC-1: up to Postgres 17, triggers of a table that a foreign key reaches have the rights of who deletes."""
+    """Up to Postgres 17, triggers of a table that a foreign key reaches have the rights of who deletes (SEC-1)."""
     await conn.execute(JOBS.replace("evil", evil))
     with pytest.raises(NotPermitted, match=rf"table his\.bait belongs to {evil}"):
         await import_from(dsn, "core", "pgqueuer", source="shop", actor="ada", table="ours.jobs")
@@ -106,7 +106,7 @@ async def test_a_table_that_refers_to_it_runs_nothing_of_another_login(
 
 
 async def test_a_trigger_that_is_added_meanwhile_does_not_run(dsn: str, conn: asyncpg.Connection, evil: str) -> None:
-    """SEC-1: whose code runs is asked for each batch, when nobody can add any more."""
+    """Whose code runs is asked for each batch, when nobody can add any more (SEC-1)."""
     await conn.execute(OURS)
     trigger = "CREATE TRIGGER t BEFORE UPDATE ON ours.outbox FOR EACH ROW EXECUTE FUNCTION his.t()"
     peer = await PeerTable.find(
@@ -143,7 +143,7 @@ async def test_a_trigger_that_is_added_meanwhile_does_not_run(dsn: str, conn: as
 async def test_what_a_change_of_a_row_would_evaluate_is_refused(
     dsn: str, conn: asyncpg.Connection, evil: str, what: str, refused: str
 ) -> None:
-    """SEC-1: functions in checks and indexes, casts of a column's type, and what is under a view, run with it."""
+    """Functions in checks and indexes, casts of a column's type, and what is under a view, run with it (SEC-1)."""
     await conn.execute(OURS)
     await conn.execute(
         "CREATE FUNCTION his.f(text) RETURNS text LANGUAGE sql IMMUTABLE RETURN $1;"

@@ -1,4 +1,4 @@
-"""OPS-1, SEC-1: whatever a producer may insert, every screen of the command line prints it and exits with 0."""
+"""Whatever a producer may insert, every screen of the command line prints it and exits with 0 (OPS-1, SEC-1)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def run(dsn: str, *arguments: str) -> str:
 
 
 async def test_every_screen_of_an_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: deep nesting, numbers without end, control characters, as payload and as headers."""
+    """Deep nesting, numbers without end, control characters, as payload and as headers (OPS-1)."""
     ids: dict[str, UUID] = {}
     for name, text in HOSTILE.items():
         ids[name] = await conn.fetchval(INSERT, text, text if name in AS_HEADERS else None, "now", "now", None)
@@ -77,7 +77,7 @@ async def test_every_screen_of_an_event(dsn: str, conn: asyncpg.Connection) -> N
 
 
 def test_what_is_left_out() -> None:
-    """OPS-1: everything else is there, and nothing that Python can hold is touched."""
+    """Everything else is there, and nothing that Python can hold is touched (OPS-1)."""
     found: Any = decode(HOSTILE["wide and deep"])
     assert found["d"] == 1 and found["c"] == ']]}}" [' and found["b"][1] == json.loads(nested(10))
     inner = found["b"][0]

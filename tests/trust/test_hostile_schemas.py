@@ -93,7 +93,7 @@ CREATE TRIGGER t BEFORE INSERT ON core.migrations FOR EACH ROW EXECUTE FUNCTION 
 
 @pytest.mark.parametrize("roles", ["auto", "always", "never"])
 async def test_a_planted_ledger_is_refused_before_anything_of_it_runs(place: Place, roles: RolesMode) -> None:
-    """SEC-1: an administrator is told whose schema it is, and nothing is left behind."""
+    """An administrator is told whose schema it is, and nothing is left behind (SEC-1)."""
     await place.run(f"CREATE SCHEMA core; {LEDGER}; {TAKE_OVER}", place.evil)
     with pytest.raises(MigrationRefused, match=f"the schema core belongs to {place.evil}") as refused:
         await migrate.apply(place.dsn, roles=roles)
@@ -107,7 +107,7 @@ async def test_a_planted_ledger_is_refused_before_anything_of_it_runs(place: Pla
 
 
 async def test_a_deployer_does_not_migrate_in_the_schema_of_another(place: Place) -> None:
-    """SEC-1: neither a superuser nor one who makes roles: the right to create in a schema is no reason to trust it."""
+    """Neither a superuser nor one who makes roles: the right to create in a schema is no reason to trust it (SEC-1)."""
     await place.run(f"CREATE SCHEMA core; GRANT USAGE, CREATE ON SCHEMA core TO {place.deployer}", place.evil)
     with pytest.raises(MigrationRefused, match=f"belongs to {place.evil}"):
         await migrate.apply(place.dsn_of(place.deployer))
@@ -131,7 +131,7 @@ async def test_a_deployer_does_not_migrate_in_the_schema_of_another(place: Place
     ],
 )  # fmt: skip
 async def test_what_another_login_made_in_the_schema_is_named(place: Place, planted: str, named: str) -> None:
-    """SEC-1: objects of every kind, at the next migration."""
+    """Objects of every kind, at the next migration (SEC-1)."""
     await migrate.apply(place.dsn)
     await place.run("GRANT USAGE, CREATE ON SCHEMA core TO evil")
     await place.run(planted, place.evil)
@@ -151,7 +151,7 @@ async def test_what_another_login_made_in_the_schema_is_named(place: Place, plan
     ],
 )  # fmt: skip
 async def test_a_ledger_that_was_changed_is_not_written(place: Place, change: str, what: str) -> None:
-    """SEC-1: the ledger and the contract are plain tables, whoever owns them now."""
+    """The ledger and the contract are plain tables, whoever owns them now (SEC-1)."""
     await migrate.apply(place.dsn)
     await place.run(
         "CREATE SCHEMA his; CREATE FUNCTION his.f() RETURNS text LANGUAGE sql AS $$ SELECT 'a' $$", place.evil
@@ -162,7 +162,7 @@ async def test_a_ledger_that_was_changed_is_not_written(place: Place, change: st
 
 
 async def test_a_trigger_of_another_login_on_a_table_of_ours_is_refused(place: Place) -> None:
-    """SEC-1: the privilege TRIGGER is enough to put one there."""
+    """The privilege TRIGGER is enough to put one there (SEC-1)."""
     await migrate.apply(place.dsn)
     await place.run(
         "GRANT USAGE ON SCHEMA core TO evil; GRANT TRIGGER ON core.sources TO evil; "
@@ -179,14 +179,14 @@ async def test_a_trigger_of_another_login_on_a_table_of_ours_is_refused(place: P
 
 @pytest.mark.parametrize("kind", ["TYPE core.mood AS ENUM ('sad')", 'COLLATION core.mine FROM pg_catalog."C"'])
 async def test_a_schema_that_holds_anything_is_not_ours(place: Place, kind: str) -> None:
-    """SEC-1: not only tables and functions count, whoever owns them."""
+    """Not only tables and functions count, whoever owns them (SEC-1)."""
     await place.run(f"CREATE SCHEMA core; CREATE {kind}")
     with pytest.raises(MigrationRefused, match="objects that are not Holdfast's"):
         await migrate.apply(place.dsn)
 
 
 async def test_rights_in_an_empty_schema_do_not_outlive_the_installation(place: Place) -> None:
-    """SEC-1: what was granted before the first migration goes, and the right to create goes at every one."""
+    """What was granted before the first migration goes, and the right to create goes at every one (SEC-1)."""
     await place.run(
         "CREATE SCHEMA core; GRANT USAGE, CREATE ON SCHEMA core TO evil; GRANT ALL ON SCHEMA core TO PUBLIC"
     )
@@ -201,7 +201,7 @@ async def test_rights_in_an_empty_schema_do_not_outlive_the_installation(place: 
 
 @pytest.mark.parametrize("attribute", ["LOGIN", "CREATEDB", "BYPASSRLS"])
 async def test_a_role_that_somebody_made_before_is_not_adopted(place: Place, attribute: str) -> None:
-    """SEC-1: a role that can log in, or do more than ours; the remedy, as printed, helps who made it."""
+    """A role that can log in, or do more than ours; the remedy, as printed, helps who made it (SEC-1)."""
     await place.run(f"CREATE ROLE holdfast_owner {attribute}")
     with pytest.raises(MigrationRefused, match=f"holdfast_owner has the attribute {attribute}") as refused:
         await migrate.apply(place.dsn)
@@ -214,7 +214,7 @@ async def test_a_role_that_somebody_made_before_is_not_adopted(place: Place, att
 
 
 async def test_a_login_that_administers_a_role_is_named_to_a_superuser(place: Place) -> None:
-    """SEC-1: it could become the owner of what is installed; with `trusted_roles` it may."""
+    """It could become the owner of what is installed; with `trusted_roles` it may (SEC-1)."""
     await place.run("CREATE ROLE holdfast_operator; GRANT holdfast_operator TO evil WITH ADMIN OPTION")
     with pytest.raises(MigrationRefused, match=f"{place.evil} can give itself the role holdfast_operator") as refused:
         await migrate.apply(place.dsn)
@@ -224,7 +224,7 @@ async def test_a_login_that_administers_a_role_is_named_to_a_superuser(place: Pl
 
 
 async def test_roles_that_contain_each_other_are_refused(place: Place) -> None:
-    """SEC-1: every producer would be an owner."""
+    """Every producer would be an owner (SEC-1)."""
     await migrate.apply(place.dsn)
     await place.run("GRANT holdfast_owner TO holdfast_producer")
     with pytest.raises(MigrationRefused, match="holdfast_producer can give itself the role holdfast_owner"):

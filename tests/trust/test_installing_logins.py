@@ -55,7 +55,7 @@ async def follow_readme(dsn: str, roles: RolesMode) -> None:
 
 
 async def test_every_login_gets_to_the_end(own_server: EmbeddedPostgres) -> None:
-    """SEC-1, T22: with CREATEROLE, as a database's owner, with nothing: as it is, or by the remedies as printed."""
+    """With CREATEROLE, as a database's owner, with nothing: as it is, or by the remedies as printed (SEC-1, T22)."""
     admin = await asyncpg.connect(own_server.dsn)
     for kind, (attributes, grant, mode, owner) in LOGINS.items():
         await admin.execute("CREATE DATABASE shop")
@@ -86,7 +86,7 @@ async def test_every_login_gets_to_the_end(own_server: EmbeddedPostgres) -> None
 
 
 async def test_worker_of_another_login_is_told_the_grant(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T22: the refusal of a login without roles is a statement that helps."""
+    """The refusal of a login without roles is a statement that helps (SEC-1, T22)."""
     parts = urlsplit(dsn)
     name = f"worker_{parts.path.lstrip('/')}"
     login = urlunsplit(parts._replace(netloc=f"{name}:secret@{parts.hostname}:{parts.port}"))

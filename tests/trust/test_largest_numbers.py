@@ -14,7 +14,7 @@ FAST = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.02)
 
 
 async def test_rows_at_the_maxima_are_delivered(dsn: str, conn: asyncpg.Connection) -> None:
-    """T28: versions and attempts as large as their columns; one such row fails, the others are handled."""
+    """Versions and attempts as large as their columns; one such row fails, the others are handled (T28)."""
     registry, seen = HandlerRegistry(), list[tuple[int, int]]()
 
     @registry.handler("order.placed", name="billing.charge", retry=FAST)
@@ -42,7 +42,7 @@ async def test_rows_at_the_maxima_are_delivered(dsn: str, conn: asyncpg.Connecti
     [("event_version", 2**31), ("generation", 2**63), ("attempts", 2**31), ("priority", 2**15), ("event_version", 0)],
 )
 async def test_larger_ones_are_refused(conn: asyncpg.Connection, column: str, value: int) -> None:
-    """T28: by the column or its check, and nothing is written."""
+    """By the column or its check, and nothing is written (T28)."""
     with pytest.raises((asyncpg.DataError, asyncpg.CheckViolationError)):
         await conn.execute(
             f"INSERT INTO core.outbox (event_type, source, payload, {column}) VALUES ('a.b', 'shop', '{{}}', {value})"
@@ -51,7 +51,7 @@ async def test_larger_ones_are_refused(conn: asyncpg.Connection, column: str, va
 
 
 async def test_the_last_generation_can_be_served(dsn: str, conn: asyncpg.Connection) -> None:
-    """T28: the largest generation has a channel, a worker and a delivery like any other."""
+    """The largest generation has a channel, a worker and a delivery like any other (T28)."""
     registry, seen = HandlerRegistry(), list[str]()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -69,7 +69,7 @@ async def test_the_last_generation_can_be_served(dsn: str, conn: asyncpg.Connect
 
 
 async def test_sequences_at_their_end(dsn: str, conn: asyncpg.Connection) -> None:
-    """T28: a sequence that has counted to its end refuses the publish, with the sequence's name; workers go on."""
+    """A sequence that has counted to its end refuses the publish, with the sequence's name; workers go on (T28)."""
     registry, seen = HandlerRegistry(), list[str]()
 
     @registry.handler("order.placed", name="billing.charge")

@@ -24,7 +24,7 @@ PLANTED = 1_500
 
 
 async def test_planted_handlers_hide_none(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-6: those of living workers come first, then those that are subscribed, and the rest is counted."""
+    """Those of living workers come first, then those that are subscribed, and the rest is counted (OPS-6)."""
     await conn.execute(
         f"""INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at, named_by)
             SELECT 'aa', 'aa.h' || n, 'zz.z', now(), 'evil' FROM generate_series(1, {PLANTED}) n"""
@@ -47,7 +47,7 @@ async def test_planted_handlers_hide_none(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_planted_sources_are_counted(dsn: str, conn: asyncpg.Connection, postgres_server: SessionServer) -> None:
-    """OPS-6: sources with the most events are named first."""
+    """Sources with the most events are named first (OPS-6)."""
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload)
            SELECT 't.t', 'a' || n, '{}'::jsonb FROM generate_series(1, 40) n
@@ -64,7 +64,7 @@ async def test_planted_sources_are_counted(dsn: str, conn: asyncpg.Connection, p
 
 
 async def test_planted_types_are_counted(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-6: doctor names a flood of types, and types that a handler subscribes to are looked at all the same."""
+    """doctor names a flood of types, and types that a handler subscribes to are looked at all the same (OPS-6)."""
     await conn.execute("SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}')")
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload, available_at)
@@ -96,7 +96,7 @@ async def test_planted_types_are_counted(dsn: str, conn: asyncpg.Connection) -> 
     ],
 )
 async def test_a_remedy_can_be_pasted(conn: asyncpg.Connection, name: str) -> None:
-    """OPS-6: a name with characters that cannot be seen is written with escapes, which shell and Postgres read."""
+    """A name with characters that cannot be seen is written with escapes, which shell and Postgres read (OPS-6)."""
     word, literal = shell_word(name), sql_string(name)
     assert not CONTROL.search(word + literal)
     told = subprocess.run(
@@ -107,7 +107,7 @@ async def test_a_remedy_can_be_pasted(conn: asyncpg.Connection, name: str) -> No
 
 
 async def test_doctor_escapes_what_cannot_be_seen(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-6: the command that cancels what waits names the route as it is."""
+    """The command that cancels what waits names the route as it is (OPS-6)."""
     await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER USER")  # rows written past the checks
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload, idempotency_key)

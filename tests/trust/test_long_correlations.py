@@ -17,7 +17,9 @@ pytestmark = pytest.mark.trust
 
 
 async def test_a_long_correlation_id_is_cut_where_it_is_told(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, OBS-1: in what is told of the delivery, and in what the handler logs itself; the handler has all of it."""
+    """In what is told of the delivery, and in what the handler logs itself; the handler has all of it (SEC-1,
+    OBS-1).
+    """
     registry = HandlerRegistry()
     lengths: list[tuple[int, int]] = []
 

@@ -31,7 +31,7 @@ async def outbox(dsn: str) -> AsyncIterator[Outbox]:
 
 
 async def test_a_generation_with_open_events_is_known(dsn: str, outbox: Outbox) -> None:
-    """GEN-2: it is not retired, and its events are moved."""
+    """It is not retired, and its events are moved (GEN-2)."""
     async with Operator(dsn, actor="ann@example.org") as operator:
         found = {each.generation: each for each in await operator.generations.all()}
         assert (found[1].open, found[1].channels) == (3, ["outbox_gen_1"])
@@ -45,7 +45,7 @@ async def test_a_generation_with_open_events_is_known(dsn: str, outbox: Outbox) 
 
 
 async def test_status_and_doctor_say_it_in_one_line(dsn: str, outbox: Outbox) -> None:
-    """OPS-6: the channels of deployments are named, and the flood is counted."""
+    """The channels of deployments are named, and the flood is counted (OPS-6)."""
     await beat(outbox.connection, "w", "a.b")
     async with Operator(dsn, actor="ann@example.org") as operator:
         status = await operator.status()
@@ -65,14 +65,14 @@ async def test_status_and_doctor_say_it_in_one_line(dsn: str, outbox: Outbox) ->
 
 
 async def test_workers_are_told_of_some(outbox: Outbox) -> None:
-    """OPS-6: those of deployments first."""
+    """Those of deployments first (OPS-6)."""
     found = await outbox.connection.fetch("SELECT * FROM core.unserved_channels()")
     assert len(found) == 100
     assert ("outbox_gen_1", 1) in [tuple(row) for row in found]
 
 
 async def test_a_step_of_the_clock_is_repaired_behind_the_flood(outbox: Outbox) -> None:
-    """LSN-17: events that were due at once, in a channel and a route that come last."""
+    """Events that were due at once, in a channel and a route that come last (LSN-17)."""
     await outbox.connection.execute(
         f"""INSERT INTO core.outbox (event_type, source, payload, available_at)
             SELECT 'a' || n, 'shop', '{{}}', 'infinity' FROM generate_series(1, {FLOOD}) n"""
@@ -88,7 +88,7 @@ async def test_a_step_of_the_clock_is_repaired_behind_the_flood(outbox: Outbox) 
 
 @pytest.mark.timeout(300)
 async def test_retention_reaches_the_last_class(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-4: with more classes before it than a list of them has."""
+    """With more classes before it than a list of them has (OBX-4)."""
     settled = "status, settled_at, delivered_at, created_at, handler_name"
     ago = "'delivered', now() - interval '90 days', now() - interval '90 days', now() - interval '90 days', 'a.b'"
     await conn.execute(

@@ -53,7 +53,7 @@ async def waits(conn: asyncpg.Connection, handled: list[str], event_types: list[
 
 @pytest.mark.parametrize(("count", "suffix"), [(300, ".*"), (3000, ".placed")])
 async def test_wakeup_with_many_handlers(dsn: str, conn: asyncpg.Connection, count: int, suffix: str) -> None:
-    """LSN-1, T15: a wake-up does not wait for the poll, and planning lanes does not block the loop."""
+    """A wake-up does not wait for the poll, and planning lanes does not block the loop (LSN-1, T15)."""
     registry, handled, stalls = HandlerRegistry(), [], Stalls()
 
     async def note(event: EventEnvelope) -> None:
@@ -73,7 +73,7 @@ async def test_wakeup_with_many_handlers(dsn: str, conn: asyncpg.Connection, cou
 
 @pytest.mark.timeout(300)
 async def test_start_with_many_handlers(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, T15: workers that start together record 3,000 handlers without outlasting each other's time limits."""
+    """Workers that start together record 3,000 handlers without outlasting each other's time limits (LSN-1, T15)."""
     registry = HandlerRegistry()
 
     async def note(event: EventEnvelope) -> None: ...
@@ -97,7 +97,7 @@ async def _started(conn: asyncpg.Connection, count: int) -> bool:
 
 
 async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, T5: 50,000 event types that nobody wants, before and behind the wanted ones, are never listed."""
+    """50,000 event types that nobody wants, before and behind the wanted ones, are never listed (LSN-1, T5)."""
     registry, handled = HandlerRegistry(), []
 
     @registry.handler("order.*", name="billing.note")
@@ -121,7 +121,7 @@ async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, T5: wanted types whose rows wait for ever are not listed, and those of another priority are."""
+    """Wanted types whose rows wait for ever are not listed, and those of another priority are (LSN-1, T5)."""
     registry, handled = HandlerRegistry(), []
 
     @registry.handler("order.*", name="billing.note")
@@ -160,7 +160,7 @@ async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) 
 
 @pytest.mark.parametrize("count", [40_000])
 async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection, count: int) -> None:
-    """LSN-1, T5: types in a pattern's range that are due later delay neither a new one nor one known by name."""
+    """Types in a pattern's range that are due later delay neither a new one nor one known by name (LSN-1, T5)."""
     registry, handled = HandlerRegistry(), list[str]()
 
     async def note(event: EventEnvelope) -> None:
@@ -192,7 +192,7 @@ async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection,
 
 
 async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, T5: pages end where they say, continue there, and together have every route of the ranges once."""
+    """Pages end where they say, continue there, and together have every route of the ranges once (LSN-1, T5)."""
     names = [
         f"{target}/{kind}.{n:03}" for target in ("*", "shop") for kind in ("Order", "noise", "order") for n in range(40)
     ]

@@ -1,4 +1,4 @@
-"""SEC-1: the metrics endpoint answers for the hosts it knows; a page in a browser cannot read it by another name."""
+"""The metrics endpoint answers for the hosts it knows; a page in a browser cannot read it by another name (SEC-1)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def status(port: int, fields: str) -> int:
     ],
 )
 async def test_which_hosts_are_answered(fields: str, expected: int) -> None:
-    """SEC-1: addresses, localhost, this machine's name and what is allowed; anything else is misdirected."""
+    """Addresses, localhost, this machine's name and what is allowed; anything else is misdirected (SEC-1)."""
     page = endpoint.process_page(lambda: ())
     async with http.serve([http.Site("127.0.0.1", 0, {endpoint.PATH: page}, ("Metrics.internal",))]) as (port,):
         assert await status(port, fields) == expected

@@ -35,7 +35,7 @@ async def outbox(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Outb
 
 
 async def test_replays_and_plans_go_where_they_are_handled(dsn: str, outbox: Outbox) -> None:
-    """DLQ-4, GEN-1: by one rule, of a single row and of a plan."""
+    """By one rule, of a single row and of a plan (DLQ-4, GEN-1)."""
     single, planned = await fail(outbox.connection, 2)
     async with Operator(dsn, actor="ann@example.org") as operator:
         assert (await operator.failed.replay([single])).generation == outbox.honest  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ async def test_replays_and_plans_go_where_they_are_handled(dsn: str, outbox: Out
 
 
 async def test_a_schedule_is_fired_where_it_is_handled(outbox: Outbox) -> None:
-    """IDM-4: whoever fires it."""
+    """Whoever fires it (IDM-4)."""
     await outbox.value(DECLARE, timedelta(seconds=1), outbox.honest)  # type: ignore[attr-defined]
     await outbox.connection.execute("UPDATE core.schedules SET owed_after = owed_after - interval '1 minute'")
     version = await outbox.value("SELECT version FROM core.schedules")
@@ -61,7 +61,7 @@ async def test_a_schedule_is_fired_where_it_is_handled(outbox: Outbox) -> None:
 
 
 async def test_a_declaration_locks_no_deployment_out(outbox: Outbox) -> None:
-    """IDM-4: neither one that is made now, nor one that has stood there since no other worker lived."""
+    """Neither one that is made now, nor one that has stood there since no other worker lived (IDM-4)."""
     honest = outbox.honest  # type: ignore[attr-defined]
     assert await outbox.value(DECLARE, timedelta(hours=1), ROGUE) == "declared"
     assert await outbox.value("SELECT generation FROM core.schedules") == honest

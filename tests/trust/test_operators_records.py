@@ -34,7 +34,7 @@ async def begin(logins: Logins, role: str, scope: str) -> object:
 
 @pytest.mark.parametrize("scope", ["http:alice", "job:jobs", "http-sha256:00", "http:operator-apis", "x"])
 async def test_an_operator_answers_no_request_of_an_application(logins: Logins, scope: str) -> None:
-    """SEC-1: an answer that is there already would be given in place of the command, and no audit would say so."""
+    """An answer that is there already would be given in place of the command, and no audit would say so (SEC-1)."""
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="for applications"):
         await begin(logins, OPERATOR, scope)
     for role in (PRODUCER, WORKER):
@@ -43,7 +43,7 @@ async def test_an_operator_answers_no_request_of_an_application(logins: Logins, 
 
 @pytest.mark.parametrize("scope", ["http:operator-api/ada@example.com", "operator-console/log-out"])
 async def test_an_operator_has_records_of_its_own(logins: Logins, scope: str) -> None:
-    """SEC-1: of requests to the HTTP API, and of log-outs from the console."""
+    """Of requests to the HTTP API, and of log-outs from the console (SEC-1)."""
     for role in (PRODUCER, WORKER):
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="for operators"):
             await begin(logins, role, scope)
@@ -51,7 +51,7 @@ async def test_an_operator_has_records_of_its_own(logins: Logins, scope: str) ->
 
 
 async def test_only_operators_know_the_secret_of_their_requests(logins: Logins) -> None:
-    """SEC-1: who knew it could tell what an operator has asked for, from the hash that is kept."""
+    """Who knew it could tell what an operator has asked for, from the hash that is kept (SEC-1)."""
     for role in (PRODUCER, WORKER):
         connection = await asyncpg.connect(logins.dsn_of(logins.names[role]))
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -66,6 +66,6 @@ async def test_only_operators_know_the_secret_of_their_requests(logins: Logins) 
 async def test_an_operator_that_is_a_producer_too_may_write_them(
     postgres_server: SessionServer, logins: Logins
 ) -> None:
-    """SEC-1: a small installation has one login for all."""
+    """A small installation has one login for all (SEC-1)."""
     postgres_server.admin().execute(f"GRANT {PRODUCER} TO {logins.names[OPERATOR]}")
     assert await begin(logins, OPERATOR, "http:alice") is None

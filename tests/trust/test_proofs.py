@@ -37,7 +37,7 @@ async def session(logins: Logins, role: str) -> AsyncIterator[asyncpg.Connection
 async def test_no_overload_is_a_better_match(
     dsn: str, conn: asyncpg.Connection, logins: Logins, partitioned: bool
 ) -> None:
-    """SEC-1: a function of the same name, for whatever row, is not what the triggers of the outbox call."""
+    """A function of the same name, for whatever row, is not what the triggers of the outbox call (SEC-1)."""
     rows = ["core.outbox"]
     if partitioned:
         await partition(dsn)
@@ -58,7 +58,7 @@ async def test_no_overload_is_a_better_match(
 
 
 async def test_a_search_path_is_no_proof(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
-    """SEC-1: neither for an id without a date in a partitioned outbox, nor for an UPDATE that no function makes."""
+    """Neither for an id without a date in a partitioned outbox, nor for an UPDATE that no function makes (SEC-1)."""
     await partition(dsn)
     bank = logins.names["bank"]
     await conn.execute(INSERT)
@@ -79,7 +79,9 @@ async def test_a_search_path_is_no_proof(dsn: str, conn: asyncpg.Connection, log
 async def test_an_open_transaction_stalls_nobody_while_a_source_gets_an_owner(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
-    """SEC-1: the error names who is in the way, and other producers go on; once that has ended, the line is written."""
+    """The error names who is in the way, and other producers go on; once that has ended, the line is written
+    (SEC-1).
+    """
     own = "INSERT INTO core.sources VALUES ('shop', $1)"
     stalls: list[float] = []
     async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:

@@ -60,7 +60,7 @@ def login(empty_dsn: str, postgres_server: SessionServer) -> Iterator[str]:
 async def test_settings_of_the_login_change_nothing(
     empty_dsn: str, login: str, postgres_server: SessionServer, settings: dict[str, str]
 ) -> None:
-    """LSN-5, OPS-6, T21: migrate, worker, both kinds of handlers and operator, with every setting at once."""
+    """Migrate, worker, both kinds of handlers and operator, with every setting at once (LSN-5, OPS-6, T21)."""
     if settings is LIMITS and postgres_server.major >= 17:
         settings = {**settings, "transaction_timeout": "100ms"}
     conn = await asyncpg.connect(empty_dsn)
@@ -97,7 +97,7 @@ async def test_settings_of_the_login_change_nothing(
 
 
 async def test_worker_drains_under_a_short_transaction_timeout(dsn: str, postgres_server: SessionServer) -> None:
-    """LSN-5, T21: the limit of the role is armed by BEGIN, and a longer one set later would not replace it."""
+    """The limit of the role is armed by BEGIN, and a longer one set later would not replace it (LSN-5, T21)."""
     if postgres_server.major < 17:
         pytest.skip("transaction_timeout exists since Postgres 17")
     conn = await asyncpg.connect(dsn)

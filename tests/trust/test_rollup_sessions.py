@@ -47,7 +47,7 @@ async def append(conn: asyncpg.Connection, n: int, seconds: int = 0) -> None:
 
 
 async def test_no_login_can_keep_the_journal_from_being_folded(dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1: with an advisory lock, which every login of the database can hold."""
+    """With an advisory lock, which every login of the database can hold (SEC-1)."""
     neighbour = await asyncpg.connect(dsn)
     await neighbour.execute("SELECT pg_advisory_lock(hashtextextended('core.rollup_fold', 0))")
     await append(conn, 10)
@@ -57,7 +57,7 @@ async def test_no_login_can_keep_the_journal_from_being_folded(dsn: str, conn: a
 
 @pytest.mark.new_database
 async def test_a_fold_that_does_not_end_stops_no_other(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
-    """OBS-2: the others leave out its lines, wait for none of its locks, and all is counted once."""
+    """The others leave out its lines, wait for none of its locks, and all is counted once (OBS-2)."""
     async with asyncio.timeout(10):
         await append(conn, 50)
         held = worker.transaction()
@@ -79,7 +79,7 @@ async def test_a_fold_that_does_not_end_stops_no_other(conn: asyncpg.Connection,
 async def test_a_report_that_is_not_committed_blocks_nobody(
     conn: asyncpg.Connection, worker: asyncpg.Connection
 ) -> None:
-    """OBS-2: the same handler and minute in another session, reported and folded."""
+    """The same handler and minute in another session, reported and folded (OBS-2)."""
     held = worker.transaction()
     await held.start()
     await worker.execute(WRITE, *report(0, "shop.one"))
@@ -96,7 +96,7 @@ async def test_a_report_that_is_not_committed_blocks_nobody(
 
 
 async def test_a_report_names_what_is_known(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
-    """SEC-1: each handler once, and a generation that is a deployment's or a worker's."""
+    """Each handler once, and a generation that is a deployment's or a worker's (SEC-1)."""
     refused = asyncpg.InvalidParameterValueError
     for some in (report(0, "shop.one", "shop.one"), report(7, "shop.one"), report(-1, "shop.one")):
         with pytest.raises(refused):
@@ -109,7 +109,7 @@ async def test_a_report_names_what_is_known(conn: asyncpg.Connection, worker: as
 
 @pytest.mark.new_database
 async def test_a_name_that_no_index_takes_stops_no_fold(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
-    """OBS-2: a claim refuses it, and a line that has one all the same is counted under its beginning."""
+    """A claim refuses it, and a line that has one all the same is counted under its beginning (OBS-2)."""
     await publish(conn, "order.placed", {})
     version = await conn.fetchval("SELECT version FROM core.subscriptions_version")
     claim = """SELECT id FROM core.outbox_claim(gen_random_uuid(), gen_random_uuid(), '30 s', $1, 'holdfast', 0,
@@ -124,7 +124,7 @@ async def test_a_name_that_no_index_takes_stops_no_fold(conn: asyncpg.Connection
 
 
 async def test_periods_begin_alike_in_every_time_zone(conn: asyncpg.Connection) -> None:
-    """OBX-5: minutes and hours, of sessions half an hour apart."""
+    """Minutes and hours, of sessions half an hour apart (OBX-5)."""
     insert = """INSERT INTO core.rollup (period_start, handler_name, generation, delivered)
                 SELECT date_trunc('hour', now() - interval '3 days', 'UTC') + n * interval '1 minute', 'shop.one', 0, 1
                 FROM generate_series(0, 59) n"""
@@ -140,7 +140,7 @@ async def test_periods_begin_alike_in_every_time_zone(conn: asyncpg.Connection) 
 
 
 async def test_a_large_journal_is_reported_and_read_in_part(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-2, OBS-3: status and metrics read a bounded part, and the balance all of it."""
+    """Status and metrics read a bounded part, and the balance all of it (OBS-2, OBS-3)."""
     await append(conn, 120_000, 400)
     assert await conn.fetchval("SELECT count(*) FROM core.rollup_counts") == 50_000
     lag = (await snapshot(conn)).rollup_lag
@@ -152,7 +152,7 @@ async def test_a_large_journal_is_reported_and_read_in_part(dsn: str, conn: asyn
 
 
 async def test_a_worker_reports_that_folding_is_behind(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
-    """OBS-3: once an hour, while a session keeps lines from being folded."""
+    """Once an hour, while a session keeps lines from being folded (OBS-3)."""
     facts: list[Any] = []
     tally = cast(Any, SimpleNamespace(snapshot=dict))
     writer = RollupWriter(Queries("core"), 0, tally, facts.append)

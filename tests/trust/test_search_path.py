@@ -108,7 +108,7 @@ async def conn(conn: asyncpg.Connection) -> asyncpg.Connection:
 
 
 async def test_the_traps_are_set(evil: Logins, dsn: str) -> None:
-    """T1: a session that does nothing about its path runs into them."""
+    """A session that does nothing about its path runs into them (T1)."""
     connection = await asyncpg.connect(dsn)
     try:
         for statement in (
@@ -123,7 +123,7 @@ async def test_the_traps_are_set(evil: Logins, dsn: str) -> None:
 
 @pytest.mark.parametrize("role", ["superuser", OPERATOR])
 async def test_no_trap_is_run_by_an_operator(evil: Logins, dsn: str, conn: asyncpg.Connection, role: str) -> None:
-    """SEC-1, T1: every look and every action, as a superuser and as an operator."""
+    """Every look and every action, as a superuser and as an operator (SEC-1, T1)."""
     [dead, other] = await fail(conn, 2)
     address = dsn if role == "superuser" else evil.dsn_of(evil.names[role])
     async with Operator(address, actor="ann@example.org") as operator:
@@ -164,9 +164,9 @@ async def direct(dsn: str) -> AsyncIterator[str]:
 async def test_no_trap_is_run_by_a_worker(
     evil: Logins, dsn: str, conn: asyncpg.Connection, reached: Callable[[str], AbstractAsyncContextManager[str]]
 ) -> None:
-    """SEC-1, T1: from its start to its end, with a handler on the loop and one in a transaction.
+    """From its start to its end, with a handler on the loop and one in a transaction.
 
-    Behind a transaction pooler as well, where a session has the settings of its login and no others.
+    Behind a transaction pooler as well, where a session has the settings of its login and no others (SEC-1, T1).
     """
     # A worker that is silent, so that the statement which ends its sessions has something to compare.
     await conn.execute(
@@ -199,7 +199,7 @@ async def test_no_trap_is_run_by_a_worker(
 
 
 async def test_no_trap_is_run_by_a_producer(evil: Logins, conn: asyncpg.Connection) -> None:
-    """SEC-1, T1: in the application's own session, whose path is as it is."""
+    """In the application's own session, whose path is as it is (SEC-1, T1)."""
     address, shop = evil.dsn_of(evil.names[PRODUCER]), Publisher("shop")
     connection = await asyncpg.connect(address)
     try:
@@ -218,7 +218,7 @@ async def test_no_trap_is_run_by_a_producer(evil: Logins, conn: asyncpg.Connecti
 
 
 async def test_no_trap_is_run_by_a_migration(evil: Logins, dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T1: installing, setting the bell and removing, as a superuser."""
+    """Installing, setting the bell and removing, as a superuser (SEC-1, T1)."""
     await migrate.apply(dsn, schema="other")
     await migrate.state(dsn, schema="other")
     await mode.set_mode(dsn, "always", "other")

@@ -26,7 +26,7 @@ NASTY = "x; rm -rf ~ #"
 
 @pytest.mark.parametrize("channel", ["a\x1b[2Jb", "a\nb", "a\tb", "a\x7fb", "a\x9bb"])
 async def test_a_channel_has_no_control_characters(conn: asyncpg.Connection, channel: str) -> None:
-    """OBX-2: by a plain INSERT; rows from before keep theirs and are claimed."""
+    """By a plain INSERT; rows from before keep theirs and are claimed (OBX-2)."""
     with pytest.raises(asyncpg.InvalidParameterValueError, match="channel must have no control characters"):
         await conn.execute(INSERT, "shop", channel)
     await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")
@@ -38,7 +38,7 @@ async def test_a_channel_has_no_control_characters(conn: asyncpg.Connection, cha
 
 
 async def test_advice_can_be_copied(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-6: a channel in a command is one word of it."""
+    """A channel in a command is one word of it (OPS-6)."""
     await conn.execute(INSERT, "shop", NASTY)
     beat = "SELECT core.worker_beat(gen_random_uuid(), 'w', 'h', 1, '1', 0, '{outbox_default}', '{}')"
     await conn.execute(beat)
@@ -55,7 +55,7 @@ HIDDEN = [chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(c
 
 @pytest.mark.parametrize("field", ["event_type", "source", "target"])
 async def test_no_name_has_a_twin_that_looks_the_same(conn: asyncpg.Connection, field: str) -> None:
-    """SEC-1, OBX-2: characters that control, or cannot be seen, are refused by Publisher, INSERT and functions."""
+    """Characters that control, or cannot be seen, are refused by Publisher, INSERT and functions (SEC-1, OBX-2)."""
     values = {"event_type": "order.placed", "source": "shop", "target": "billing"}
     for hidden in (*HIDDEN[:: len(HIDDEN) // 30], "\u200b", "\u202e", "\u2066", "\u00ad", "\ufeff", "\U000e0041"):
         twin = values | {field: values[field] + hidden}
@@ -72,7 +72,7 @@ async def test_no_name_has_a_twin_that_looks_the_same(conn: asyncpg.Connection, 
 
 @pytest.mark.parametrize("invisible", ["\u200b", "\u2060", "\ufeff", "\u00ad", "\u202e", "\U000e0041"])
 async def test_what_has_no_width_is_shown(dsn: str, invisible: str) -> None:
-    """OPS-6: a source that looks like another one is seen to be another one."""
+    """A source that looks like another one is seen to be another one (OPS-6)."""
     connection = await connect(dsn)
     await connection.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")  # a row from before
     await Outbox(connection).insert(source=f"shop{invisible}", idempotency_key="k")

@@ -61,7 +61,7 @@ async def publish(connection: asyncpg.Connection, source: str, **options: object
 async def test_a_siblings_id_cannot_be_taken_before_the_split(
     outbox: Outbox, logins: Logins, handlers: int, delay: float
 ) -> None:
-    """SEC-1, T2: whatever of an event's id a producer knows, every handler still gets the event."""
+    """Whatever of an event's id a producer knows, every handler still gets the event (SEC-1, T2)."""
     names = ["billing.charge_card", "mail.thank", "stock.reserve"][:handlers]
     for name in names:
         await outbox.subscribe(name, EVENT)
@@ -92,7 +92,7 @@ async def test_a_siblings_id_cannot_be_taken_before_the_split(
 async def test_a_foreign_event_with_the_same_key_suppresses_nothing(
     dsn: str, outbox: Outbox, logins: Logins, transactional: bool, bank_owned: bool
 ) -> None:
-    """SEC-1, PUB-5, T3: before and after the real event; the real one is handled, and handled once."""
+    """Before and after the real event; the real one is handled, and handled once (SEC-1, PUB-5, T3)."""
     await own(outbox, logins)
     if bank_owned:
         await outbox.connection.execute("INSERT INTO core.sources VALUES ('bank', $1)", logins.names["bank"])
@@ -120,7 +120,7 @@ async def test_a_foreign_event_with_the_same_key_suppresses_nothing(
 
 
 async def test_an_id_can_be_a_key_of_nobody_else(outbox: Outbox, logins: Logins) -> None:
-    """SEC-1, T3: an event whose own id is the key that another source will use."""
+    """An event whose own id is the key that another source will use (SEC-1, T3)."""
     await own(outbox, logins)
     await outbox.subscribe(HANDLER, EVENT)
     key = uuid.uuid4()
@@ -146,7 +146,7 @@ async def test_without_an_owner_a_key_is_one_for_all(outbox: Outbox) -> None:
 
 
 async def test_an_owned_source_is_written_to_by_its_role_alone(outbox: Outbox, logins: Logins) -> None:
-    """SEC-1, OBX-2, T4: by the library, by a plain INSERT and by COPY; sources that nobody owns stay open."""
+    """By the library, by a plain INSERT and by COPY; sources that nobody owns stay open (SEC-1, OBX-2, T4)."""
     await own(outbox, logins)
     insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', $1, '{}')"
     async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:
@@ -170,7 +170,7 @@ async def test_an_owned_source_is_written_to_by_its_role_alone(outbox: Outbox, l
 
 
 async def test_schedules_and_the_archive_write_for_owned_sources(outbox: Outbox, logins: Logins) -> None:
-    """OBX-2, T4: what functions insert for others is not refused; their own checks stand."""
+    """What functions insert for others is not refused; their own checks stand (OBX-2, T4)."""
     await outbox.connection.execute("INSERT INTO core.sources VALUES ('shop', $1)", logins.names[WORKER])
     values = {
         "name": "shop.hourly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
@@ -193,7 +193,7 @@ async def test_schedules_and_the_archive_write_for_owned_sources(outbox: Outbox,
 
 
 async def test_doctor_names_sources_without_an_owner(dsn: str, outbox: Outbox, logins: Logins) -> None:
-    """T4: where several logins publish."""
+    """Where several logins publish (T4)."""
     await own(outbox, logins)
     await outbox.insert()
     await outbox.insert(source="bank")
@@ -207,7 +207,7 @@ async def test_doctor_names_sources_without_an_owner(dsn: str, outbox: Outbox, l
 
 @pytest.mark.parametrize("line", ["job:jobs", "job:"])
 async def test_an_owned_scope_is_closed_to_others(outbox: Outbox, logins: Logins, line: str) -> None:
-    """SEC-1, IDM-1: no login uses up the key of another service's job; logins of one role share their keys."""
+    """No login uses up the key of another service's job; logins of one role share their keys (SEC-1, IDM-1)."""
     await outbox.connection.execute("INSERT INTO core.sources VALUES ($1, $2)", line, logins.names[PRODUCER])
     commands = Commands({1: "a secret of the shop"})
     key = job_key("2026-03-01", "send-reminder", 17)
@@ -234,7 +234,7 @@ async def test_an_owned_scope_is_closed_to_others(outbox: Outbox, logins: Logins
 
 
 async def test_a_notification_says_nothing_about_events(outbox: Outbox, dsn: str) -> None:
-    """SEC-1, S6: every login may listen; it learns that something happened, and not to which event."""
+    """Every login may listen; it learns that something happened, and not to which event (SEC-1, S6)."""
     await outbox.connection.execute(
         "DROP TRIGGER outbox_bell ON core.outbox; CREATE CONSTRAINT TRIGGER outbox_bell AFTER INSERT ON core.outbox "
         "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION core.outbox_notify('always')"

@@ -1,4 +1,4 @@
-"""SEC-1, S20: a database beyond this machine whose certificate is not checked is reported, and by name."""
+"""A database beyond this machine whose certificate is not checked is reported, and by name (SEC-1, S20)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.trust
     ],
 )
 def test_hosts_that_are_not_verified(dsn: str, environment: dict[str, str], hosts: list[str]) -> None:
-    """S20: whatever names the host and the mode; loopback and sockets need no certificate."""
+    """Whatever names the host and the mode; loopback and sockets need no certificate (S20)."""
     assert unverified_hosts(dsn, environment) == hosts
 
 
 async def test_a_worker_warns(dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S20: once, when it starts, without the password; and not about loopback."""
+    """Once, when it starts, without the password; and not about loopback (S20)."""
     registry, facts = HandlerRegistry(), Facts()
     registry.add("shop.note", ("order.placed",), lambda event: None)
     async with running(dsn, registry, facts):
@@ -60,6 +60,6 @@ async def test_a_worker_warns(dsn: str, conn: asyncpg.Connection, monkeypatch: p
 
 
 def test_a_notice_names_each_host_once() -> None:
-    """S20: the address for LISTEN is checked too."""
+    """The address for LISTEN is checked too (S20)."""
     notice = unverified_notice("postgresql://a/x", "postgresql://b/x", "postgresql://a/y")
     assert notice is not None and notice.details["hosts"] == ["a", "b"]

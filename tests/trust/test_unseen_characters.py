@@ -19,7 +19,7 @@ UNSEEN = ["\u00a0", "\u034f", "\u115f", "\u2003", "\u200b", "\u2800", "\u3000", 
 
 @pytest.mark.parametrize("character", UNSEEN, ids=lambda each: f"{ord(each):04x}")
 async def test_a_name_with_an_unseen_character_is_refused(conn: asyncpg.Connection, character: str) -> None:
-    """SEC-1, PUB-3: as type, source, target and channel, and in Python."""
+    """As type, source, target and channel, and in Python (SEC-1, PUB-3)."""
     name = f"shop{character}"
     row = {"event_type": "order.placed", "source": "shop", "target": "billing", "channel": "hot"}
     for column in row:
@@ -35,7 +35,9 @@ async def test_a_name_with_an_unseen_character_is_refused(conn: asyncpg.Connecti
 
 
 async def test_a_name_has_one_form(conn: asyncpg.Connection) -> None:
-    """SEC-1, PUB-3: two that look the same are the same; what was stored before may be split, and read from brokers."""
+    """Two that look the same are the same; what was stored before may be split, and read from brokers (SEC-1,
+    PUB-3).
+    """
     insert = "INSERT INTO core.outbox (payload, event_type, source, target) VALUES ('{}', $1, $2, $3)"
     row = ["order.placed", "caf\u00e9", "caf\u00e9"]
     await conn.execute(insert, *row)
@@ -55,7 +57,7 @@ async def test_a_name_has_one_form(conn: asyncpg.Connection) -> None:
 
 
 async def test_both_sides_refuse_the_same(conn: asyncpg.Connection) -> None:
-    """SEC-1: what controls, separates or formats by the tables of Unicode, and what this library names beside it."""
+    """What controls, separates or formats by the tables of Unicode, and what this library names beside it (SEC-1)."""
 
     def unseen(character: str) -> bool:
         return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs") or bool(CONTROL.match(character))

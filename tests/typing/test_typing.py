@@ -63,7 +63,7 @@ def pyright(_: Path) -> Reports:
 
 @pytest.mark.parametrize("check", [mypy, pyright])
 def test_mistakes_are_reported_and_nothing_else(check: Callable[[Path], Reports], tmp_path: Path) -> None:
-    """PUB-1: every driver's calls have the right type; typos and a forgotten `await` are errors."""
+    """Every driver's calls have the right type; typos and a forgotten `await` are errors (PUB-1)."""
     found = check(tmp_path)
     wrongly = {place: text for place, text in found.items() if place not in expected()}
     assert wrongly == {}

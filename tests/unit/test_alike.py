@@ -35,7 +35,7 @@ class Written(list[tuple[Failure, int]]):
 
 
 def test_a_storm_is_few_entries_that_stand_for_all() -> None:
-    """OBS-1: none is sampled away: the numbers sum up to all failures of each kind, and each kind has its error."""
+    """None is sampled away: the numbers sum up to all failures of each kind, and each kind has its error (OBS-1)."""
     written = Written()
     failures = AlikeFailures(written)
     kinds = [(Failed, "a.one", "X:1"), (Failed, "a.one", "X:2"), (Failed, "a.two", "X:1"), (Retried, "a.one", "X:1")]
@@ -54,7 +54,7 @@ def test_a_storm_is_few_entries_that_stand_for_all() -> None:
 
 
 def test_the_next_second_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBS-1: what was counted is written first, and each kind has entries of its own again."""
+    """What was counted is written first, and each kind has entries of its own again (OBS-1)."""
     written, now = Written(), 100.0
     monkeypatch.setattr(alike.time, "monotonic", lambda: now)
     failures = AlikeFailures(written)
@@ -69,7 +69,7 @@ def test_the_next_second_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_put_off_is_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBS-1: without another item, and before a flush is done: a worker that stops loses nothing."""
+    """Without another item, and before a flush is done: a worker that stops loses nothing (OBS-1)."""
     monkeypatch.setattr(background, "FINISH_AFTER", 0.05)
     finished, flushed = threading.Event(), threading.Event()
     taken: list[int] = []
@@ -106,7 +106,7 @@ class Refuses(Written):
 def test_an_entry_that_cannot_be_written_costs_no_other(
     monkeypatch: pytest.MonkeyPatch, ended_by: str, error: BaseException
 ) -> None:
-    """OBS-1: the other kinds are written, and so is the failure that ends the second; what is lost is counted."""
+    """The other kinds are written, and so is the failure that ends the second; what is lost is counted (OBS-1)."""
     now = 100.0
     monkeypatch.setattr(alike.time, "monotonic", lambda: now)
     written = Written()
@@ -125,7 +125,7 @@ def test_an_entry_that_cannot_be_written_costs_no_other(
 
 @pytest.mark.parametrize("error", [FactsLost(7), SystemExit(1)])
 def test_what_finish_loses_is_dropped_and_the_thread_goes_on(error: BaseException) -> None:
-    """OBS-1: as many as it says, one if it does not; what comes after it is consumed."""
+    """As many as it says, one if it does not; what comes after it is consumed (OBS-1)."""
     errors, taken, flushed = [error], list[int](), threading.Event()
 
     def finish() -> None:
@@ -143,7 +143,7 @@ def test_what_finish_loses_is_dropped_and_the_thread_goes_on(error: BaseExceptio
 
 @pytest.mark.parametrize("direct", [True, False])
 async def test_a_finish_that_raises_is_told_and_counted(direct: bool) -> None:
-    """OBS-1: as an error for a fact is, with the type of what was raised."""
+    """As an error for a fact is, with the type of what was raised (OBS-1)."""
     notices: list[Any] = []
 
     class Keeps:
@@ -170,7 +170,7 @@ async def test_a_finish_that_raises_is_told_and_counted(direct: bool) -> None:
 
 
 def test_an_observer_s_finish_is_a_function() -> None:
-    """OPS-1: a mistake is named before anything runs."""
+    """A mistake is named before anything runs (OPS-1)."""
 
     def observe(fact: object) -> None: ...
 

@@ -63,7 +63,7 @@ readings = st.builds(
 
 @given(st.integers(1, 10_000), st.lists(readings, max_size=200))
 def test_bounds(most: int, seen: list[Reading]) -> None:
-    """LSN-15: whatever happens it stays within its bounds, and grows only for a handler that is full."""
+    """Whatever happens it stays within its bounds, and grows only for a handler that is full (LSN-15)."""
     auto = AutoConcurrency(most)
     for reading in seen:
         before = auto.limit
@@ -76,7 +76,7 @@ def test_bounds(most: int, seen: list[Reading]) -> None:
 
 
 def test_one_strain_is_one_step() -> None:
-    """LSN-15: a settle that takes a second too long is seen at many looks, and costs a quarter of the places."""
+    """A settle that takes a second too long is seen at many looks, and costs a quarter of the places (LSN-15)."""
     auto = AutoConcurrency(500)
     for _ in range(40):
         auto.observe(Reading(0.02, 0, True, slow_settle=True))
@@ -87,7 +87,7 @@ def test_one_strain_is_one_step() -> None:
 
 
 def test_memory_takes_back_growth_alone() -> None:
-    """LSN-15: a machine that is always nearly full runs what a worker starts with."""
+    """A machine that is always nearly full runs what a worker starts with (LSN-15)."""
     auto = AutoConcurrency(500)
     assert Model(takes=0.02).limit_after(auto, 10.0) > START
     for _ in range(1_000):
@@ -96,7 +96,7 @@ def test_memory_takes_back_growth_alone() -> None:
 
 
 def test_an_old_rate_judges_nothing() -> None:
-    """LSN-15: growth is compared with the rate of just before it, not with that of another hour."""
+    """Growth is compared with the rate of just before it, not with that of another hour (LSN-15)."""
     auto = AutoConcurrency(500)
     auto.observe(Reading(1.0, 3_000, True))
     assert auto.limit == 2 * START
@@ -107,7 +107,7 @@ def test_an_old_rate_judges_nothing() -> None:
 
 @given(st.floats(0.002, 0.5), st.integers(2_000, 40_000))
 def test_handlers_that_wait_get_what_they_need(takes: float, pace: int) -> None:
-    """LSN-15: with a backlog it ends where the loop is busy, or at the bound."""
+    """With a backlog it ends where the loop is busy, or at the bound (LSN-15)."""
     model = Model(takes, pace)
     limit = model.limit_after(AutoConcurrency(1_000), 60.0)
     assert limit >= min(0.85 * model.pace * takes, 1_000)
@@ -115,7 +115,7 @@ def test_handlers_that_wait_get_what_they_need(takes: float, pace: int) -> None:
 
 
 def test_the_first_backlog_finds_its_places_soon() -> None:
-    """LSN-15: while all that is added is of use, a turn of each place is enough to double them."""
+    """While all that is added is of use, a turn of each place is enough to double them (LSN-15)."""
     auto, takes = AutoConcurrency(1_000), 0.005
     looks = 0
     while auto.limit < 4 * START:
@@ -125,7 +125,7 @@ def test_the_first_backlog_finds_its_places_soon() -> None:
 
 
 def test_a_slow_moment_at_the_start_is_no_verdict() -> None:
-    """LSN-15: that growth was in vain is said after three turns of each place, also at the start; then they return."""
+    """That growth was in vain is said after three turns of each place, also at the start; then they return (LSN-15)."""
     auto = AutoConcurrency(1_000)
     auto.observe(Reading(0.01, START, True))
     assert auto.limit == 2 * START
@@ -141,7 +141,7 @@ def test_a_slow_moment_at_the_start_is_no_verdict() -> None:
 
 @given(st.integers(10, 80), st.floats(0.002, 0.02))
 def test_more_in_vain_is_taken_back(pool: int, takes: float) -> None:
-    """LSN-15: handlers that wait for a small pool do not get more places to wait in; trying costs little time."""
+    """Handlers that wait for a small pool do not get more places to wait in; trying costs little time (LSN-15)."""
     model, auto = Model(takes, pool=pool), AutoConcurrency(1_000)
     above = 0
     for _ in range(2_000):
@@ -152,7 +152,7 @@ def test_more_in_vain_is_taken_back(pool: int, takes: float) -> None:
 
 
 def test_it_grows_again() -> None:
-    """LSN-15: a loop that was blocked is left with less, and gets it back when it is free."""
+    """A loop that was blocked is left with less, and gets it back when it is free (LSN-15)."""
     auto, model = AutoConcurrency(500), Model(takes=0.02)
     for _ in range(50):
         auto.observe(Reading(0.5, 10, True, late=0.45))
@@ -193,7 +193,7 @@ def places(found: dict[str, HandlerQueue], limit: int) -> dict[str, int]:
 
 
 def test_each_handler_keeps_its_own_limit() -> None:
-    """LSN-15, LSN-10: a handler's limit, threads and batches stay as they are."""
+    """A handler's limit, threads and batches stay as they are (LSN-15, LSN-10)."""
     found = queues(WorkerSettings(concurrency_at_most=400, threads=4))
     rest = {"a.small": 3, "a.blocking": 4}
     assert places(found, START) == {"a.open": 100, "a.limited": 100, "a.several": 100, **rest}
@@ -202,14 +202,14 @@ def test_each_handler_keeps_its_own_limit() -> None:
 
 
 def test_a_number_is_that_number() -> None:
-    """LSN-15: nothing changes it."""
+    """Nothing changes it (LSN-15)."""
     found = queues(WorkerSettings(concurrency=50))
     assert places(found, 400)["a.open"] == places(found, LEAST)["a.open"] == 50
     assert not any(queue.adjustable for queue in found.values())
 
 
 def test_large_payloads_do_not_run_by_the_hundred() -> None:
-    """LSN-15: above what a worker starts with, the payloads that run have a bound in characters too."""
+    """Above what a worker starts with, the payloads that run have a bound in characters too (LSN-15)."""
     queue = queues(WorkerSettings())["a.open"]
     queue.adjust(500)
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_large_payloads_do_not_run_by_the_hundred() -> None:
 
 
 def test_runners_beyond_the_limit_are_noticed() -> None:
-    """LSN-15: when the number shrinks, no runner begins with another event, and no more are claimed."""
+    """When the number shrinks, no runner begins with another event, and no more are claimed (LSN-15)."""
     queue = queues(WorkerSettings())["a.open"]
     for _ in range(50):
         queue.take()
@@ -227,7 +227,7 @@ def test_runners_beyond_the_limit_are_noticed() -> None:
 
 
 def test_a_slow_handler_is_full_without_rows_that_wait() -> None:
-    """LSN-15: of a handler that takes seconds nothing is claimed ahead; it is full all the same, and can grow."""
+    """Of a handler that takes seconds nothing is claimed ahead; it is full all the same, and can grow (LSN-15)."""
     queue = queues(WorkerSettings())["a.open"]
     queue.adjust(LEAST)
     for _ in range(LEAST):
@@ -244,7 +244,7 @@ class Slow:
 
 
 async def test_what_suffers_is_seen_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-15: a database that does not answer takes places from the handlers that run, and a warning says why."""
+    """A database that does not answer takes places from the handlers that run, and a warning says why (LSN-15)."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     queue = queues(WorkerSettings())["a.open"]
     found = Concurrency(WorkerSettings(), cast("Settler", Slow()), told.put_nowait, lambda queue: None)
@@ -261,7 +261,7 @@ async def test_what_suffers_is_seen_and_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_growth_is_judged_by_its_own_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-15: of two handlers the one that is full gets more, however fast the other is; memory can forbid it."""
+    """Of two handlers the one that is full gets more, however fast the other is; memory can forbid it (LSN-15)."""
     quick, slow = (queues(WorkerSettings())[name] for name in ("a.limited", "a.open"))
     settler = cast("Settler", type("Fast", (), {"full": False, "asking_for": 0.0}))
     found = Concurrency(WorkerSettings(), settler, lambda fact: None, lambda queue: None)

@@ -134,12 +134,12 @@ def test_terminal_by_default(error: BaseException) -> None:
     ],
 )
 def test_transient_by_default(error: BaseException) -> None:
-    """RTY-2: what is not known to be terminal is retried."""
+    """What is not known to be terminal is retried (RTY-2)."""
     assert classify(error) == TRANSIENT
 
 
 def test_a_policy_adds_terminal_errors() -> None:
-    """RTY-2: a ValueError of the handler's own is transient unless the policy lists it."""
+    """A ValueError of the handler's own is transient unless the policy lists it (RTY-2)."""
     policy = RetryPolicy(terminal_errors=(ValueError, TimeoutError, SystemExit))
     assert classify(UnicodeError("a subclass"), policy) == TERMINAL
     assert classify(TimeoutError(), policy) == TERMINAL
@@ -156,13 +156,13 @@ def test_a_policy_adds_terminal_errors() -> None:
     TRANSIENT_STATES,
 )
 def test_transient_sqlstates(code: str) -> None:
-    """RTY-2, RELIABILITY C6: under every library's name for the error; the unknown is transient."""
+    """Under every library's name for the error; the unknown is transient (RTY-2, C6)."""
     assert [classify(error) for error in with_sqlstate(code)] == [TRANSIENT] * 7
 
 
 @pytest.mark.parametrize("code", TERMINAL_STATES)
 def test_terminal_sqlstates(code: str) -> None:
-    """RTY-2, RELIABILITY C6: bad data, broken constraints, statements that cannot work."""
+    """Bad data, broken constraints, statements that cannot work (RTY-2, C6)."""
     assert [classify(error) for error in with_sqlstate(code)] == [TERMINAL] * 7
 
 
@@ -229,12 +229,12 @@ def test_what_was_set_on_a_builtin_error_counts() -> None:
     ids=repr,
 )
 def test_real_database_errors(error: BaseException, verdict: Verdict) -> None:
-    """RTY-2: the classifier knows asyncpg's, psycopg's, SQLAlchemy's and Django's names."""
+    """The classifier knows asyncpg's, psycopg's, SQLAlchemy's and Django's names (RTY-2)."""
     assert classify(error) == verdict
 
 
 def test_the_state_decides_where_the_wrappers_name_would_not() -> None:
-    """RTY-2: Django files a serialization failure under OperationalError, a bad value under DataError."""
+    """Django files a serialization failure under OperationalError, a bad value under DataError (RTY-2)."""
     assert classify(django("OperationalError", asyncpg.UniqueViolationError("x"))) == TERMINAL
     assert classify(django("IntegrityError", asyncpg.DeadlockDetectedError("x"))) == TRANSIENT
 
@@ -265,13 +265,13 @@ def responding(status: object, headers: dict[str, str] | None = None) -> list[Ba
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 507, 599])
 def test_transient_statuses(status: int) -> None:
-    """RTY-2: what passes, and every 5xx."""
+    """What passes, and every 5xx (RTY-2)."""
     assert [classify(error) for error in responding(status)] == [TRANSIENT] * 5
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 422, 451])
 def test_terminal_statuses(status: int) -> None:
-    """RTY-2: other 4xx."""
+    """Other 4xx (RTY-2)."""
     assert [classify(error) for error in responding(status)] == [TERMINAL] * 5
 
 
@@ -322,7 +322,7 @@ def test_retry_after_may_be_a_date() -> None:
 
 
 def test_retry_after_makes_a_conflict_transient_but_not_a_refusal() -> None:
-    """RTY-2: 400, 401, 403 and 404 stay terminal, whatever they carry."""
+    """400, 401, 403 and 404 stay terminal, whatever they carry (RTY-2)."""
     assert {classify(error) for error in responding(409, {"Retry-After": "2"})} == {Verdict(False, 2.0)}
     for status in (400, 401, 403, 404):
         assert {classify(error) for error in responding(status, {"Retry-After": "2"})} == {TERMINAL}
@@ -385,7 +385,7 @@ def test_cycles_and_long_chains_end() -> None:
 
 
 def test_a_group_is_terminal_when_one_of_it_is() -> None:
-    """RTY-2: a task group fails every time if one of its tasks does."""
+    """A task group fails every time if one of its tasks does (RTY-2)."""
     assert classify(ExceptionGroup("g", [TimeoutError(), DomainFault()])) == TERMINAL
     assert classify(ExceptionGroup("g", [ExceptionGroup("h", [validation_error()])])) == TERMINAL
     slow, slower = (TransientHandlerError(retry_after=wait) for wait in (2, 9))
@@ -396,7 +396,7 @@ def test_a_group_is_terminal_when_one_of_it_is() -> None:
 
 @given(st.sampled_from(["sqlstate", "pgcode", "orig", "response", "status", "status_code", "headers"]), st.data())
 def test_it_never_raises(name: str, data: st.DataObject) -> None:
-    """RTY-2: whatever an exotic error carries, or does when it is asked."""
+    """Whatever an exotic error carries, or does when it is asked (RTY-2)."""
 
     def refuse(_: object) -> None:
         raise RuntimeError("not now")
@@ -407,7 +407,7 @@ def test_it_never_raises(name: str, data: st.DataObject) -> None:
 
 
 def test_a_class_that_only_calls_its_module_builtins_is_asked_like_any_other() -> None:
-    """RTY-2: code that is executed without a module's name makes such classes."""
+    """Code that is executed without a module's name makes such classes (RTY-2)."""
     duplicate = type("Duplicate", (asyncpg.UniqueViolationError,), {"__module__": "builtins"})
     missing = type("Missing", (Exception,), {"__module__": "builtins", "status_code": 404})
     for error in (duplicate("twice"), missing("no such order")):

@@ -99,7 +99,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_the_environment_says_where_the_database_is(
     holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: HOLDFAST_DSN before DATABASE_URL, options before both."""
+    """HOLDFAST_DSN before DATABASE_URL, options before both (OPS-1)."""
     monkeypatch.setenv("DATABASE_URL", "postgresql://h/fallback")
     assert holdfast("migrate", "status")[0] == 0
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://h/db")
@@ -142,7 +142,7 @@ def test_generation_and_listen_dsn_come_from_the_environment(monkeypatch: pytest
     ],
 )
 def test_bad_usage_exits_2_without_a_traceback(holdfast: Run, arguments: tuple[str, ...]) -> None:
-    """OPS-1: exit codes are 0 ok, 1 a problem, 2 bad usage."""
+    """Exit codes are 0 ok, 1 a problem, 2 bad usage (OPS-1)."""
     code, out, err = holdfast(*arguments)
     assert (code, out) == (2, "")
     assert err
@@ -193,7 +193,7 @@ def test_a_server_that_is_not_there(holdfast: Run, monkeypatch: pytest.MonkeyPat
 def test_a_malformed_address_never_shows_its_password(
     holdfast: Run, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """S8: drivers and servers quote what they could not parse, so it does not get that far."""
+    """Drivers and servers quote what they could not parse, so it does not get that far (S8)."""
     monkeypatch.setenv("HOLDFAST_DSN", address)
     for debug in ((), ("--debug",)):
         code, out, err = holdfast("migrate", "status", *debug)
@@ -203,7 +203,7 @@ def test_a_malformed_address_never_shows_its_password(
 
 
 def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: list[Any]) -> None:
-    """S8: not in argv."""
+    """Not in argv (S8)."""
     _, out, err = holdfast("migrate", "status", "--dsn", f"postgresql://u:{SECRET}@h/db")
     assert "process list" in err
     assert SECRET not in out + err
@@ -298,7 +298,7 @@ def test_what_the_database_says_is_told_in_a_line(
 
 
 def test_an_error_does_not_move_the_cursor(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S22: it may quote what a producer or an administrator wrote, who must not speak to the operator's terminal."""
+    """It may quote what a producer or an administrator wrote, who must not speak to the operator's terminal (S22)."""
 
     async def refuse(*_arguments: Any, **_options: Any) -> SchemaState:
         raise MigrationRefused("the table x\x1b[2J\x9b31m\u202e\nall is well", "drop \x07\u2066it")
@@ -316,7 +316,7 @@ HOSTILE = "".join(
 
 
 def test_json_is_readable_and_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
-    """S22: only those characters are escaped; a parser gets back what was written."""
+    """Only those characters are escaped; a parser gets back what was written (S22)."""
     value = {f"name{HOSTILE}": [f"ünïcode 事件 \\{HOSTILE}"]}
     output.print_json(value, indent=None)
     out = capsys.readouterr().out
@@ -365,7 +365,7 @@ def test_version(holdfast: Run) -> None:
 
 
 def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
-    """OPS-1: --json on every read."""
+    """--json on every read (OPS-1)."""
     code, out, _ = holdfast("migrate", "status", "--dsn", "postgresql://h/db", "--json")
     assert code == 0
     assert json.loads(out) == {
@@ -405,7 +405,7 @@ def test_apply_reports_its_steps(holdfast: Run, calls: list[Any]) -> None:
 
 
 def test_print_needs_no_database(holdfast: Run) -> None:
-    """OBX-3: printable for review."""
+    """Printable for review (OBX-3)."""
     code, out, _ = holdfast("migrate", "print", "--schema", "acme")
     assert (code, out) == (0, installation.printable("acme"))
     assert "CREATE ROLE" in out
@@ -424,7 +424,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def test_uninstall_asks_twice(holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBX-7: the name of the schema, then the number of events that will be lost."""
+    """The name of the schema, then the number of events that will be lost (OBX-7)."""
     answer(monkeypatch, "core", "y")
     code, out, err = holdfast("uninstall", "--dsn", "postgresql://h/db")
     assert code == 0

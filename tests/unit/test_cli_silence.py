@@ -71,7 +71,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_silent_server_is_told_with_a_remedy(
     words: list[str], silent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: no bare name of an exception."""
+    """No bare name of an exception (OPS-1)."""
     monkeypatch.setenv("HOLDFAST_DSN", silent)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
     with pytest.raises(SystemExit) as end:

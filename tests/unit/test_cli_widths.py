@@ -56,7 +56,7 @@ Terminal = Callable[[int], Callable[[], list[str]]]
 
 
 def test_a_table_that_does_not_fit_becomes_records(at: Terminal) -> None:
-    """OPS-1: the id has a line of its own, whatever the width."""
+    """The id has a line of its own, whatever the width (OPS-1)."""
     headers = ("id", "failed at", "handler", "reason", "attempts", "note", "error")
     error = "ConnectionError: smtp host mail0.example.org:25 refused the connection for a customer"
     row = (ID, AT, "mail.confirm", "retry_terminal", 5, None, error)
@@ -84,7 +84,7 @@ def test_a_table_that_does_not_fit_becomes_records(at: Terminal) -> None:
 
 
 def test_the_name_of_a_group_stays_whole(at: Terminal) -> None:
-    """DLQ-3, OPS-1: also one that is longer than a line."""
+    """Also one that is longer than a line (DLQ-3, OPS-1)."""
     group = FailureGroup(
         HANDLER, "ValueError:5d41402abc4b2a76", 1, AT, AT, ["rejected"], ["order.placed"], [0], ID, "no", *3 * [None]
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_the_name_of_a_group_stays_whole(at: Terminal) -> None:
 
 
 def test_plans_and_erasures_end_at_words(at: Terminal) -> None:
-    """DLQ-5, S6: at 80 columns as at 120."""
+    """At 80 columns as at 120 (DLQ-5, S6)."""
     plan = Plan(
         id=12, created_at=AT, created_by="ada@example.org", reason="it is back", selection={}, generation=None,
         canary=10, rate=5.0, max_failure_ratio=0.2, patience=timedelta(seconds=60), force=False, state="open",
@@ -120,7 +120,7 @@ def test_plans_and_erasures_end_at_words(at: Terminal) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_bar_of_a_plan_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DLQ-5: on one line, with its numbers."""
+    """On one line, with its numbers (DLQ-5)."""
     written = io.StringIO()
     monkeypatch.setattr(written, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", written)
@@ -138,7 +138,7 @@ def test_the_bar_of_a_plan_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_commands_of_a_status_stay_whole(columns: int, at: Terminal) -> None:
-    """OPS-1: what is wrong is broken at words, and what to do about it can be copied."""
+    """What is wrong is broken at words, and what to do about it can be copied (OPS-1)."""
     blocked = (BlockedKeys(HANDLER, 3, AT),)
     nothing: Excerpt[Any] = Excerpt([], 0)
     found = Status(3, 0, 0, 0, 1, 0, False, nothing, [], 0, nothing, "when_idle", blocked=blocked)
@@ -180,7 +180,7 @@ def test_findings_end_at_words_and_their_statements_stay_whole(at: Terminal) -> 
 
 
 def test_no_line_of_a_finding_is_too_wide(at: Terminal) -> None:
-    """OPS-5: of what is found, a sentence before a statement, and a comment above one, which stays a comment."""
+    """Of what is found, a sentence before a statement, and a comment above one, which stays a comment (OPS-5)."""
     what = "could not check listeners, workers, generations, channels, handlers and 12 more of " + "these " * 20
     select = "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY 2;"
     end = "SELECT pg_terminate_backend(5823);"

@@ -53,7 +53,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
 
 
 def test_the_registry_is_imported_from_the_current_directory(app: Callable[[str, str], None]) -> None:
-    """OPS-1: the command finds the application where it is started."""
+    """The command finds the application where it is started (OPS-1)."""
     app("hf_shop", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
     assert isinstance(load_registry("hf_shop:registry"), HandlerRegistry)
 
@@ -83,7 +83,7 @@ def test_a_wrong_target_is_explained_and_exits_2(
     problem: str,
     remedy: str,
 ) -> None:
-    """OPS-1: two lines, no traceback."""
+    """Two lines, no traceback (OPS-1)."""
     app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\nnumber = 3\n")
     app("hf_broken", "raise ValueError('out of order')\n")
     app("hf_needy", "import hf_missing\n")
@@ -120,7 +120,7 @@ def test_a_mistyped_source_of_transactions_is_corrected(
 def test_a_setting_out_of_range_exits_2(
     app: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    """OPS-1: refused before anything is started."""
+    """Refused before anything is started (OPS-1)."""
     app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://app@127.0.0.1:1/none")
     with pytest.raises(SystemExit) as end:
@@ -150,7 +150,7 @@ def test_an_address_of_sentry_that_is_none_exits_2(
     capsys: pytest.CaptureFixture[str],
     processes: str,
 ) -> None:
-    """DLQ-6, S8: before any process is started, and the key in it is not shown."""
+    """Before any process is started, and the key in it is not shown (DLQ-6, S8)."""
     app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://app@127.0.0.1:1/none")
     monkeypatch.setenv("SENTRY_DSN", f"ftp://{SECRET}@sentry.example.org/1")
@@ -166,7 +166,7 @@ def test_an_address_of_sentry_that_is_none_exits_2(
 def test_without_the_extra_sentry_is_not_told_and_the_worker_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """DLQ-6: the variable may be meant for others."""
+    """The variable may be meant for others (DLQ-6)."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with _sentry("https://key@sentry.example.org/1", {}) as observers:
         assert observers(None) == ()
@@ -180,7 +180,7 @@ def test_without_the_extra_sentry_is_not_told_and_the_worker_works(
 
 
 def test_a_child_gets_every_setting_and_no_password() -> None:
-    """S8: addresses travel in the environment, not in the process list."""
+    """Addresses travel in the environment, not in the process list (S8)."""
     settings = WorkerSettings(
         schema="shop",
         generation=7,
@@ -236,7 +236,7 @@ async def until(condition: Callable[[], object], within: float = 20.0) -> None:
 
 
 async def test_a_child_that_dies_is_started_again_with_backoff(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """OPS-1: later each time, up to the limit; from the beginning once it lived long enough."""
+    """Later each time, up to the limit; from the beginning once it lived long enough (OPS-1)."""
     monkeypatch.setattr(supervisor, "FIRST_WAIT", 0.02)
     monkeypatch.setattr(supervisor, "LONGEST_WAIT", 0.05)
     monkeypatch.setattr(supervisor, "STEADY_AFTER", 60.0)
@@ -268,7 +268,7 @@ async def test_a_child_that_dies_is_started_again_with_backoff(monkeypatch: pyte
 
 
 async def test_a_signal_reaches_every_child_once(tmp_path: Path) -> None:
-    """LSN-4: the supervisor passes SIGTERM on and ends when its children have."""
+    """The supervisor passes SIGTERM on and ends when its children have (LSN-4)."""
     source = f"""
         import pathlib, signal, sys, time
         count = 0
@@ -292,7 +292,7 @@ async def test_a_signal_reaches_every_child_once(tmp_path: Path) -> None:
 
 
 async def test_a_second_signal_kills_the_children(tmp_path: Path) -> None:
-    """LSN-4: and the exit status says which signal it was."""
+    """And the exit status says which signal it was (LSN-4)."""
     source = f"""
         import asyncio, signal, sys
         from holdfast.worker.supervisor import Supervisor
@@ -325,7 +325,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_child_notices_that_its_parent_is_gone() -> None:
-    """OPS-1: the pipe ends with the parent, however the parent ended."""
+    """The pipe ends with the parent, however the parent ended (OPS-1)."""
     reading, writing = os.pipe()
     stopped: list[float] = []
     end_with_parent(reading, lambda: stopped.append(time.monotonic()), patience=3600)
@@ -361,7 +361,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.usefixtures("unconfigured")
 def test_logs_are_json_lines_for_a_machine() -> None:
-    """OBS-1, S22: one object a line, whatever an error says."""
+    """One object a line, whatever an error says (OBS-1, S22)."""
     logging.getLogger().handlers.clear()  # pytest puts its own there
     stream = io.StringIO()
     logs.configure(stream)
@@ -376,7 +376,7 @@ def test_logs_are_json_lines_for_a_machine() -> None:
 
 @pytest.mark.usefixtures("unconfigured")
 def test_logs_are_readable_lines_for_a_terminal() -> None:
-    """S22: what an event carries can neither start a line of its own nor move the cursor."""
+    """What an event carries can neither start a line of its own nor move the cursor (S22)."""
     stream = Terminal()
     logs.configure(stream)
     structlog.get_logger("holdfast").warning("delivery_retried", last_error="one\ntwo\x1b]0;title\x07", attempts=2)
@@ -387,7 +387,7 @@ def test_logs_are_readable_lines_for_a_terminal() -> None:
 
 @pytest.mark.usefixtures("unconfigured")
 def test_an_application_that_set_up_its_logs_keeps_them() -> None:
-    """OBS-1: the command changes nothing that somebody else configured."""
+    """The command changes nothing that somebody else configured (OBS-1)."""
     mine = io.StringIO()
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory(mine)
@@ -401,7 +401,7 @@ def test_an_application_that_set_up_its_logs_keeps_them() -> None:
 
 
 def test_the_environment_gives_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: a generation that is no number is refused, not guessed."""
+    """A generation that is no number is refused, not guessed (OPS-1)."""
     from holdfast.cli import environment
 
     monkeypatch.setenv("HOLDFAST_GENERATION", "seven")

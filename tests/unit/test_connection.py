@@ -29,7 +29,7 @@ SECRET = "s3cr3t-w0rd"
     ],
 )
 async def test_an_address_that_cannot_be_read_is_refused_and_not_quoted(address: str) -> None:
-    """S8: before any driver sees it, by a worker's connections as by those of migrations."""
+    """Before any driver sees it, by a worker's connections as by those of migrations (S8)."""
 
     async def addressed() -> None:
         Address(address)
@@ -43,7 +43,9 @@ async def test_an_address_that_cannot_be_read_is_refused_and_not_quoted(address:
 
 
 async def test_what_the_driver_refuses_is_a_wrong_setting_and_no_outage() -> None:
-    """S8: a worker that took it for an outage would wait for ever; the driver's words are kept, the password is not."""
+    """A worker that took it for an outage would wait for ever; the driver's words are kept, the password is not
+    (S8).
+    """
     address = f"postgresql://u:{SECRET}@127.0.0.1/db?sslmode=perhaps"
     for attempt in (Address(address).probe(), ddl.connect(address)):
         with pytest.raises(ConfigurationError, match="sslmode") as refused:
@@ -62,7 +64,7 @@ async def test_what_the_driver_refuses_is_a_wrong_setting_and_no_outage() -> Non
     ],
 )
 async def test_addresses_that_can_be_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBX-7: sockets, several hosts and IPv6 pass."""
+    """Sockets, several hosts and IPv6 pass (OBX-7)."""
     seen: list[str] = []
 
     async def connected(dsn: str, **_options: object) -> None:
@@ -74,7 +76,7 @@ async def test_addresses_that_can_be_read(address: str, monkeypatch: pytest.Monk
 
 
 async def test_a_connection_that_is_still_being_set_up_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-4: a command that stops while it connects leaves no backend behind."""
+    """A command that stops while it connects leaves no backend behind (LSN-4)."""
 
     class Silent:
         terminated = False

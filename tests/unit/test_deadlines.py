@@ -149,7 +149,7 @@ def test_each_loop_has_a_timer_of_its_own() -> None:
 
 
 def test_a_block_is_cut_with_its_own_context_variables() -> None:
-    """SEC-1: who is cut sees nothing of the request that set the timer."""
+    """Who is cut sees nothing of the request that set the timer (SEC-1)."""
     tenant, seen = ContextVar("tenant", default="nobody"), list[str]()
 
     async def request(name: str, ends: bool) -> None:

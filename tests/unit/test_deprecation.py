@@ -52,7 +52,7 @@ def with_options() -> None:
 @pytest.mark.parametrize("publish", [many, plainly, with_options])
 @pytest.mark.usefixtures("deprecations")
 def test_publishing_past_the_deadline_warns_once(publish: Callable[[], None]) -> None:
-    """ENV-3: the deadline warns when it passes, and names the successor."""
+    """The deadline warns when it passes, and names the successor (ENV-3)."""
     deprecation.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
     with capture_logs() as logs, pytest.warns(DeprecationWarning, match=r"order\.placed\.v2"):
         publish()
@@ -67,7 +67,7 @@ def test_publishing_past_the_deadline_warns_once(publish: Callable[[], None]) ->
 
 @pytest.mark.usefixtures("deprecations")
 def test_until_the_deadline_nothing_warns() -> None:
-    """ENV-3: the last day is still a day of use."""
+    """The last day is still a day of use (ENV-3)."""
     deprecation.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
     notices: list[Notice] = []
     deprecation.warn_if_deprecated("order.placed", notices.append, today=date(2026, 1, 31))

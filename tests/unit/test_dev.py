@@ -31,7 +31,7 @@ def canonical(requirement: str) -> str:
 
 
 def test_help_names_every_verb() -> None:
-    """RUN-2: ./dev --help lists what a checkout can do."""
+    """./dev --help lists what a checkout can do (RUN-2)."""
     run = dev("--help")
     assert run.returncode == 0
     for verb in ("demo", "test", "check", "bench", "chaos", "docs", "release"):
@@ -40,7 +40,7 @@ def test_help_names_every_verb() -> None:
 
 
 def test_unknown_verb() -> None:
-    """RUN-2: a mistyped verb is named, with the ones that exist."""
+    """A mistyped verb is named, with the ones that exist (RUN-2)."""
     run = dev("tset")
     assert run.returncode == 2
     assert "'tset'" in run.stderr
@@ -49,7 +49,7 @@ def test_unknown_verb() -> None:
 
 @pytest.mark.parametrize("group", ["core", "build", "extras"])
 def test_lock_covers_what_is_declared(group: str) -> None:
-    """RUN-2: every declared dependency is in the lock; a forgotten renewal fails here, not at a user's."""
+    """Every declared dependency is in the lock; a forgotten renewal fails here, not at a user's (RUN-2)."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = {
         "core": project["project"]["dependencies"],
@@ -114,7 +114,7 @@ def test_what_passes_only_alone_is_listed(
     code: int,
     listed: int | None,
 ) -> None:
-    """RUN-2: what fails beside others runs again; the run lists what passed then, and more than ten fail it."""
+    """What fails beside others runs again; the run lists what passed then, and more than ten fail it (RUN-2)."""
     tests = [f"tests/test_it.py::test_{n}" for n in range(together)]
     pytest_runs = Pytest(tests, tests[:alone])
     monkeypatch.setattr(script.subprocess, "call", pytest_runs.call)
@@ -129,7 +129,7 @@ def test_what_passes_only_alone_is_listed(
 
 
 def test_no_test_is_run_when_a_static_check_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RUN-2: what CI trusts begins with format, lint, types and imports."""
+    """What CI trusts begins with format, lint, types and imports (RUN-2)."""
     assert list(script.static_steps()) == ["format", "lint", "types", "imports"]
     monkeypatch.setattr(script, "static_steps", lambda: {"lint": ["false"]})
     monkeypatch.setattr(script, "run_tests", lambda *_: pytest.fail("tests were run"))
@@ -140,7 +140,7 @@ def test_no_test_is_run_when_a_static_check_fails(script: Any, monkeypatch: pyte
 def test_system_packages_are_named_with_the_command(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: int
 ) -> None:
-    """RUN-2: nothing is installed unsaid; whoever is not root gets the command."""
+    """Nothing is installed unsaid; whoever is not root gets the command (RUN-2)."""
     ran: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -159,13 +159,13 @@ def test_system_packages_are_named_with_the_command(
 
 
 def test_processes_may_keep_bytecode(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RUN-2: without it each of the hundreds of processes that tests start compiles everything it imports."""
+    """Without it each of the hundreds of processes that tests start compiles everything it imports (RUN-2)."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert "PYTHONDONTWRITEBYTECODE" not in script.clean_environment()
 
 
 def test_failed_tests_are_written_and_run_again(tmp_path: Path) -> None:
-    """RUN-2: every phase counts, and only what is listed is run again."""
+    """Every phase counts, and only what is listed is run again (RUN-2)."""
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "@pytest.fixture\ndef broken():\n    yield\n    assert False\n"
@@ -186,7 +186,7 @@ def test_failed_tests_are_written_and_run_again(tmp_path: Path) -> None:
 
 
 def test_shares() -> None:
-    """RUN-2: what shares a server or a database stays together, per version; the rest is handed out one by one."""
+    """What shares a server or a database stays together, per version; the rest is handed out one by one (RUN-2)."""
     assert share_of("tests/http/test_django.py::test_one[pg18-wsgi]") == "tests/http/test_django.py pg18"
     assert share_of("tests/unit/test_dev.py::test_shares") == "tests/unit/test_dev.py"
     alone = "tests/worker/test_crashes.py::test_frozen_worker_is_fenced[pg15]"
@@ -197,7 +197,7 @@ def test_shares() -> None:
 def test_servers_live_in_memory_where_there_is_room(
     script: Any, monkeypatch: pytest.MonkeyPatch, free: int, expected: str | None
 ) -> None:
-    """RUN-2: a container with a small /dev/shm uses the disk."""
+    """A container with a small /dev/shm uses the disk (RUN-2)."""
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     monkeypatch.setattr(script, "ROOM", 2**30)
@@ -265,7 +265,7 @@ def checkout(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
 
 
 def test_an_interrupted_installation_goes_on(checkout: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """RUN-2: what is installed stays; what pip was interrupted with is installed anew, as is a broken .venv."""
+    """What is installed stays; what pip was interrupted with is installed anew, as is a broken .venv (RUN-2)."""
     checkout.ends_at = "two"
     with pytest.raises(SystemExit):
         checkout.script.ensure_environment()
@@ -298,7 +298,7 @@ def test_an_interrupted_installation_goes_on(checkout: Any, capsys: pytest.Captu
 def test_an_installation_says_how_far_it_is(
     checkout: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    """RUN-2: in one line that is rewritten on a terminal, in lines of their own elsewhere."""
+    """In one line that is rewritten on a terminal, in lines of their own elsewhere (RUN-2)."""
     script = checkout.script
     monkeypatch.setattr(script, "PLAIN_INTERVAL", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)

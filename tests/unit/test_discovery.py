@@ -33,7 +33,7 @@ def page(*routes: str, after: str = "") -> RoutePage:
 
 
 def test_a_page_is_claimed_from_in_parts() -> None:
-    """LSN-7: every route of a page has its turn, once, and there is more until the last of them had it."""
+    """Every route of a page has its turn, once, and there is more until the last of them had it (LSN-7)."""
     routes, channel = routing(60, 2), ChannelLanes()
     names = [f"shop.on_{kind:02}_{number}" for kind in range(60) for number in range(2)]
     channel.take_page(routes, page(*names))
@@ -49,7 +49,9 @@ def test_a_page_is_claimed_from_in_parts() -> None:
 
 
 def test_a_part_is_as_large_as_a_short_claim_allows() -> None:
-    """LSN-7: where claims are quick, more routes are claimed from at once, up to a page; where they are slow, fewer."""
+    """Where claims are quick, more routes are claimed from at once, up to a page; where they are slow, fewer
+    (LSN-7).
+    """
     routes, channel = routing(60, 2), ChannelLanes()
     names = [f"shop.on_{kind:02}_{number}" for kind in range(60) for number in range(2)]
     for _ in range(10):
@@ -65,7 +67,7 @@ def test_a_part_is_as_large_as_a_short_claim_allows() -> None:
 
 
 def test_what_is_split_is_claimed_at_once() -> None:
-    """LSN-7: with the route of an event that is split go those of its siblings, and they count."""
+    """With the route of an event that is split go those of its siblings, and they count (LSN-7)."""
     routes, channel = routing(10, 20), ChannelLanes()
     channel.take_page(routes, page(*(f"*/type.n{kind:02}" for kind in range(10))))
     for kind in range(10):
@@ -77,7 +79,7 @@ def test_what_is_split_is_claimed_at_once() -> None:
 
 
 def test_a_restart_forgets_the_rest_of_a_page() -> None:
-    """LSN-7: what was listed before a wake-up is listed anew."""
+    """What was listed before a wake-up is listed anew (LSN-7)."""
     routes, channel = routing(60, 2), ChannelLanes()
     channel.take_page(routes, page(*(f"shop.on_{kind:02}_0" for kind in range(60)), after="shop.on_59_0"))
     channel.use_page(routes)
@@ -87,7 +89,7 @@ def test_a_restart_forgets_the_rest_of_a_page() -> None:
 
 
 def test_a_lane_is_remembered_while_others_are_claimed_from() -> None:
-    """LSN-17: a lane of another priority than the usual that had more gets its share again when its turn comes."""
+    """A lane of another priority than the usual that had more gets its share again when its turn comes (LSN-17)."""
     routes, channel = routing(2, 2), ChannelLanes()
     lanes = channel.claimed
     names = "shop.on_00_0", "shop.on_01_0"

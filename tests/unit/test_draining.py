@@ -56,14 +56,14 @@ async def _drain(outbox: Outbox) -> None:
 
 
 async def test_events_of_handlers_are_waited_for() -> None:
-    """LSN-1: a chain is followed to its end."""
+    """A chain is followed to its end (LSN-1)."""
     outbox = Outbox(chain=5)
     await _drain(outbox)
     assert outbox.counters.delivered == 5
 
 
 async def test_what_was_claimed_before_is_waited_for_too() -> None:
-    """LSN-1: a handler that runs already when the wait begins may still publish."""
+    """A handler that runs already when the wait begins may still publish (LSN-1)."""
     outbox = Outbox(chain=2)
     outbox.claim()
     await _drain(outbox)
@@ -71,7 +71,7 @@ async def test_what_was_claimed_before_is_waited_for_too() -> None:
 
 
 async def test_what_a_probe_makes_due_is_waited_for() -> None:
-    """LSN-17: a probe that succeeds closes its breaker when that is reported, behind its settlement."""
+    """A probe that succeeds closes its breaker when that is reported, behind its settlement (LSN-17)."""
     outbox = Outbox(chain=1)
     outbox.behind_breaker = 3
     await _drain(outbox)

@@ -26,7 +26,7 @@ FIELDS: dict[str, Any] = {
 
 
 def test_the_envelope_has_exactly_these_fields() -> None:
-    """ENV-1: the contract that every producer and consumer relies on."""
+    """The contract that every producer and consumer relies on (ENV-1)."""
     shape = {name: field.annotation for name, field in EventEnvelope.model_fields.items()}
     occurred_at = shape.pop("occurred_at")
     assert "datetime" in str(occurred_at).lower()
@@ -57,7 +57,7 @@ def test_an_envelope_can_be_kept_in_a_set() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """ENV-3: a newer producer may add fields."""
+    """A newer producer may add fields (ENV-3)."""
     envelope = EventEnvelope(**FIELDS, added_in_version_9="x")
     assert not hasattr(envelope, "added_in_version_9")
 
@@ -79,7 +79,7 @@ def test_an_envelope_survives_json() -> None:
     ],
 )
 def test_a_malformed_envelope_is_refused_without_quoting_it(field: str, value: object) -> None:
-    """ENV-1, and RELIABILITY S7: what is refused may be somebody's data."""
+    """What is refused may be somebody's data (ENV-1, S7)."""
     with pytest.raises(ValidationError) as caught:
         EventEnvelope(**FIELDS | {field: value})
     assert field in str(caught.value) and "canary" not in str(caught.value)
@@ -91,7 +91,7 @@ def test_the_payload_is_not_part_of_the_repr() -> None:
 
 
 def test_a_trusted_envelope_is_the_same_as_a_checked_one() -> None:
-    """ENV-1: what the worker builds from a row cannot be told from what validation returns."""
+    """What the worker builds from a row cannot be told from what validation returns (ENV-1)."""
     values = {
         "event_id": uuid7(),
         "event_type": "order.placed",

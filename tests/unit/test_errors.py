@@ -33,7 +33,7 @@ def test_the_docstring_draws_the_whole_tree() -> None:
 
 
 def test_refused_events_are_value_errors_with_field_and_remedy() -> None:
-    """PUB-3: bad input gets a typed error that names the field and what to do."""
+    """Bad input gets a typed error that names the field and what to do (PUB-3)."""
     for kind in (PayloadError, FieldError):
         assert issubclass(kind, PublishError) and issubclass(kind, ValueError)
         error = kind("payload.at", "is datetime", "pass value.isoformat()")
@@ -54,7 +54,7 @@ def test_a_schema_mismatch_says_what_to_run() -> None:
 
 @pytest.mark.parametrize("name", ["ValidationFault", "AuthorizationFault", "DomainFault", "NotFoundFault"])
 def test_the_faults_that_no_retry_can_help_are_terminal(name: str) -> None:
-    """RTY-2: validation, authorization, domain and not-found errors have base classes."""
+    """Validation, authorization, domain and not-found errors have base classes (RTY-2)."""
     assert issubclass(getattr(errors, name), TerminalHandlerError)
 
 

@@ -67,7 +67,7 @@ def placed(**fields: Any) -> dict[str, Any]:
 
 
 def test_handlers_and_published_classes_are_in_one_document() -> None:
-    """ENV-3: payload models belong to the producer; a handler's own model describes what nobody here publishes."""
+    """Payload models belong to the producer; a handler's own model describes what nobody here publishes (ENV-3)."""
     registry = HandlerRegistry()
 
     @registry.handler(OrderPlaced, name="billing.charge_card")
@@ -117,7 +117,7 @@ def test_two_classes_of_one_name_are_refused() -> None:
     ],
 )
 def test_additions_pass(fields: dict[str, Any]) -> None:
-    """ENV-3: producers only add."""
+    """Producers only add (ENV-3)."""
     assert breaking_changes(placed(order_id=(int, ...)), placed(**fields)) == []
 
 
@@ -140,7 +140,7 @@ def test_additions_pass(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_a_consumer_would_not_survive_is_named(before: Any, after: Any, told: str) -> None:
-    """ENV-3: a breaking change is a new event type."""
+    """A breaking change is a new event type (ENV-3)."""
     always = {"order_id": (int, ...)}
     released = placed(**always, **({"it": before} if before else {}))
     current = placed(**always, **({"it": after} if after else {}))
@@ -218,7 +218,7 @@ TEXT = {"type": "string"}
 )
 @pytest.mark.timeout(10)
 def test_variants_that_come_again_are_counted_once(definitions: dict[str, Any]) -> None:
-    """S8: a document that names one definition for ever, or 4 million times, is the text that it stands for."""
+    """A document that names one definition for ever, or 4 million times, is the text that it stands for (S8)."""
     document = released(reference("A"), **definitions)
     assert breaking_changes(document, released(TEXT)) == []
     assert breaking_changes(released(TEXT), document) == []
@@ -286,7 +286,7 @@ class Placed(BaseModel):
 def test_a_document_that_cannot_be_compared_is_named(
     text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S8: two lines that name the file, and no traceback."""
+    """Two lines that name the file, and no traceback (S8)."""
     (tmp_path / "hostile_shop.py").write_text(APPLICATION)
     monkeypatch.syspath_prepend(tmp_path)
     document = tmp_path / "released.json"
@@ -306,7 +306,7 @@ RELEASES = {
 
 
 def test_the_check_of_the_page(tmp_path: Path) -> None:
-    """ENV-3: what docs/payloads.md shows is what a build of the next release prints, and an addition passes."""
+    """What docs/payloads.md shows is what a build of the next release prints, and an addition passes (ENV-3)."""
     [block] = [each for each in blocks("text", pages=[ROOT / "docs" / "payloads.md"]) if "schema check" in each.text]
     command, *printed = block.text.splitlines()
     (tmp_path / "app").mkdir()

@@ -75,7 +75,7 @@ def test_the_members_of_a_group_are_told() -> None:
 
 @pytest.mark.parametrize("size", [8_192 - 12, 8_192 - 11])
 def test_the_cap_is_8_kib(size: int) -> None:
-    """DLQ-1: at the cap and one byte above it ("ValueError: " takes twelve)."""
+    """At the cap and one byte above it ("ValueError: " takes twelve) (DLQ-1)."""
     text = describe(ValueError("x" * size)).text
     assert len(text.encode()) <= MAX_ERROR_BYTES
     assert text.endswith(TRUNCATED) == (size + 12 > MAX_ERROR_BYTES)
@@ -102,7 +102,7 @@ def test_huge_bytes_are_cut_too() -> None:
 
 
 def test_what_postgres_or_a_terminal_chokes_on_is_escaped() -> None:
-    """DLQ-1, RELIABILITY S22: NUL and lone surrogates cannot be stored, escape codes must not reach a terminal."""
+    """NUL and lone surrogates cannot be stored, escape codes must not reach a terminal (DLQ-1, S22)."""
     text = describe(ValueError("a\0b\ud800c\x1b[31m\r\n\t\x85ü")).text
     assert text == "ValueError: a\\x00b\\ud800c\\x1b[31m\\x0d\n\t\\x85ü"
 
@@ -142,7 +142,7 @@ def test_cycles_and_long_chains_are_bounded() -> None:
 
 @given(st.text() | st.binary() | st.lists(st.text()) | st.floats(), st.text(), st.none() | st.just(str.upper))
 def test_any_error_becomes_storable_text(message: Any, cause: str, redact: Any) -> None:
-    """DLQ-1: describe never raises and is bounded, for arbitrary text."""
+    """Describe never raises and is bounded, for arbitrary text (DLQ-1)."""
     error = ValueError(message)
     error.__cause__ = type("Odd", (Exception,), {"__module__": cause})(cause * 500)
     report = describe(error, redact)
@@ -152,7 +152,7 @@ def test_any_error_becomes_storable_text(message: Any, cause: str, redact: Any) 
 
 @given(st.text(max_size=100).map(lambda text: text * 300))
 def test_a_bounded_text_is_a_fixed_point(text: str) -> None:
-    """DLQ-1: what was stored once can be stored again, unchanged."""
+    """What was stored once can be stored again, unchanged (DLQ-1)."""
     once = bound(text)
     assert storable(once)
     assert bound(once) == once
@@ -169,7 +169,7 @@ def redact(text: str) -> str:
 
 
 def test_the_redactor_sees_the_whole_text() -> None:
-    """DLQ-1, RELIABILITY D5: causes included, before anything is stored."""
+    """Causes included, before anything is stored (DLQ-1, D5)."""
     error = ValueError(f"login {SECRET}")
     error.__cause__ = ConnectionError(f"postgres://u:{SECRET}@db")
     assert describe(error, redact).text == ("ValueError: login ***\ncaused by ConnectionError: postgres://u:***@db")
@@ -266,7 +266,7 @@ def test_errors_of_different_kinds_have_different_signatures(one: Exception, oth
 
 
 def test_a_signature_is_the_type_and_16_hex_digits() -> None:
-    """DLQ-5: stable between processes and releases, because it is stored."""
+    """Stable between processes and releases, because it is stored (DLQ-5)."""
     assert signature("ValueError: order 17 is unknown", "ValueError") == "ValueError:ccc1cb28da3bb57a"
 
 
@@ -300,7 +300,7 @@ def test_a_failure_cycle_reads_what_a_replay_wrote() -> None:
 
 
 def test_the_fields_of_a_cycle_are_only_ever_added() -> None:
-    """DLQ-3: an entry without what came later can still be read."""
+    """An entry without what came later can still be read (DLQ-3)."""
     assert set(FailureCycle.model_fields) >= {
         "attempts",
         "last_error",
@@ -319,7 +319,7 @@ def test_the_reasons_are_a_closed_set() -> None:
 
 
 def test_a_group_in_a_group_shows_what_has_happened() -> None:
-    """OBS-1: a task group in a task group: the error that matters is the innermost."""
+    """A task group in a task group: the error that matters is the innermost (OBS-1)."""
     inner = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("bad amount"), KeyError("customer")])
     report = describe(ExceptionGroup("unhandled errors in a TaskGroup", [inner, OSError("no disk")]))
     assert report.text.splitlines()[1:] == [

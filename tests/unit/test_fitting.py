@@ -21,12 +21,12 @@ def shown(what: Fitted, height: int | None) -> list[str]:
 
 
 def test_all_is_shown_where_it_fits() -> None:
-    """OPS-1: on paper, and on a screen that is high enough."""
+    """On paper, and on a screen that is high enough (OPS-1)."""
     assert len(shown(EVERYTHING, None)) == len(shown(EVERYTHING, 200)) == 1 + 6 + 31 + 27
 
 
 def test_a_small_screen_has_something_of_each_and_says_how_much_is_hidden() -> None:
-    """OPS-1: the first sections have the most, and the number of rows that are hidden is true."""
+    """The first sections have the most, and the number of rows that are hidden is true (OPS-1)."""
     lines = shown(EVERYTHING, 24)
     assert len(lines) <= 24
     assert lines[:7] == ["schema core", *(f"! warning {n}" for n in range(6))]
@@ -36,7 +36,7 @@ def test_a_small_screen_has_something_of_each_and_says_how_much_is_hidden() -> N
 
 
 def test_a_tiny_screen_names_what_has_no_room() -> None:
-    """OPS-1: three lines are enough to know that there is more."""
+    """Three lines are enough to know that there is more (OPS-1)."""
     lines = shown(EVERYTHING, 5)
     assert lines == [
         "schema core",

@@ -63,13 +63,13 @@ def falter(delivery: Any) -> Falter:
     ("text", "rate"), [("100/s", 100.0), ("90/min", 1.5), ("90 / m", 1.5), ("36/h", 0.01), (2.5, 2.5), (" 1/s ", 1.0)]
 )
 def test_rates(text: str | float, rate: float) -> None:
-    """LSN-10: per second, minute or hour, or a number per second."""
+    """Per second, minute or hour, or a number per second (LSN-10)."""
     assert per_second("rate", text) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("rate", [0.0001, 0.01, 1.0, 1.5, 100.0, 12_345.0])
 def test_a_rate_that_is_shown_can_be_given_again(rate: float) -> None:
-    """LSN-10, OPS-1: from a list into a command."""
+    """From a list into a command (LSN-10, OPS-1)."""
     assert per_second("rate", shown_rate(rate)) == pytest.approx(rate, rel=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_a_rate_that_is_shown_can_be_given_again(rate: float) -> None:
     "given", ["0/s", "-1/s", "1/d", "1", "", "fast", "1/s/s", "٣/s", True, 0, -1, float("inf"), []]
 )
 def test_bad_rates(given: Any) -> None:
-    """LSN-10, R5: a rate of nothing is not a pause."""
+    """A rate of nothing is not a pause (LSN-10, R5)."""
     with pytest.raises(ConfigurationError) as refused:
         per_second("rate", given)
     assert refused.value.field == "rate"
@@ -106,7 +106,7 @@ def test_what_on_outage_may_be() -> None:
 
 
 def test_a_handler_is_left_out_until_its_time(clock: Clock) -> None:
-    """LSN-10: no polling in between; with up to a fifth more, so that workers do not come back together."""
+    """No polling in between; with up to a fifth more, so that workers do not come back together (LSN-10)."""
     held = Held()
     held.note([Wait(HANDLER, "rate", 1.0)])
     assert held.holds(HANDLER)
@@ -122,7 +122,7 @@ def test_a_handler_is_left_out_until_its_time(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("cause", "woken"), [("concurrency", 1), ("ramp", 1), ("rate", 0), ("paused", 0), ("open", 0)])
 def test_a_place_that_is_free_is_asked_for_at_once(clock: Clock, cause: Any, woken: int) -> None:
-    """LSN-10: by the worker that has freed it; a rate, a pause and an outage are over when they are over."""
+    """By the worker that has freed it; a rate, a pause and an outage are over when they are over (LSN-10)."""
     held, calls = Held(), list[int]()
     held.when_free(lambda: calls.append(1))
     held.note([Wait(HANDLER, cause, None)])
@@ -132,7 +132,7 @@ def test_a_place_that_is_free_is_asked_for_at_once(clock: Clock, cause: Any, wok
 
 
 def test_a_pause_lasts_until_somebody_says_so(clock: Clock) -> None:
-    """LSN-10: a drain does not wait for it."""
+    """A drain does not wait for it (LSN-10)."""
     held = Held()
     held.note([Wait(HANDLER, "paused", None)])
     clock.now += 1e6
@@ -143,7 +143,7 @@ def test_a_pause_lasts_until_somebody_says_so(clock: Clock) -> None:
 
 
 def test_a_drain_does_not_wait_for_what_does_not_come(clock: Clock) -> None:
-    """LSN-10: such as places of a worker that is gone, a rate of a few an hour, or a clock that stands still."""
+    """Such as places of a worker that is gone, a rate of a few an hour, or a clock that stands still (LSN-10)."""
     held = Held()
     held.note([Wait(HANDLER, "rate", 300.0)])
     assert not held.passing
@@ -160,7 +160,7 @@ def test_a_drain_does_not_wait_for_what_does_not_come(clock: Clock) -> None:
 
 
 def test_a_worker_stops_by_itself_until_it_has_an_answer(clock: Clock) -> None:
-    """LSN-17: the partner is not called while the database is asked; a lost answer stops nobody for good."""
+    """The partner is not called while the database is asked; a lost answer stops nobody for good (LSN-17)."""
     handler, facts = a_handler(), list[Fact]()
     breakers, answers = Breakers([handler], facts.append), list[tuple[str, bool]]()
     breakers.when_answered(lambda name, is_open: answers.append((name, is_open)))
@@ -178,7 +178,7 @@ def test_a_worker_stops_by_itself_until_it_has_an_answer(clock: Clock) -> None:
 
 
 def test_a_success_in_between_is_told_with_the_next_failure(clock: Clock) -> None:
-    """LSN-17: failures here and there never look like failures in a row."""
+    """Failures here and there never look like failures in a row (LSN-17)."""
     handler = a_handler()
     breakers = Breakers([handler], lambda fact: None)
     for _ in range(10):
@@ -188,7 +188,7 @@ def test_a_success_in_between_is_told_with_the_next_failure(clock: Clock) -> Non
 
 
 def test_successes_are_reported_now_and_then(clock: Clock) -> None:
-    """LSN-17: five times a second, and at once while the breaker is open or something has failed."""
+    """Five times a second, and at once while the breaker is open or something has failed (LSN-17)."""
     handler = a_handler()
     breakers = Breakers([handler], lambda fact: None)
     probe = delivery(handler)
@@ -201,7 +201,7 @@ def test_successes_are_reported_now_and_then(clock: Clock) -> None:
 
 
 def test_a_quiet_time_begins_with_few_again(clock: Clock) -> None:
-    """LSN-17: places grow with successes, stay while they are used, and are forgotten when nothing comes."""
+    """Places grow with successes, stay while they are used, and are forgotten when nothing comes (LSN-17)."""
     handler = a_handler()
     breakers = Breakers([handler], lambda fact: None)
     few = breakers.room(handler, 0)

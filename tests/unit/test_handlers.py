@@ -57,7 +57,7 @@ def context() -> HandlerContext:
 
 
 def test_decorator_returns_the_function() -> None:
-    """LSN-5: what is registered stays an ordinary function."""
+    """What is registered stays an ordinary function (LSN-5)."""
     registry = HandlerRegistry()
     assert registry.handler("order.placed", name="billing.charge")(plain) is plain
     handler = registry["billing.charge"]
@@ -75,7 +75,7 @@ def test_decorator_returns_the_function() -> None:
 
 
 def test_kinds_are_recognised_by_their_parameters() -> None:
-    """LSN-5: async and plain functions, typed payloads, transactions and the context, in any combination."""
+    """Async and plain functions, typed payloads, transactions and the context, in any combination (LSN-5)."""
     registry = HandlerRegistry()
 
     async def everything(event: EventEnvelope, context: HandlerContext, tx: Any, payload: Order) -> None: ...
@@ -108,7 +108,7 @@ class Charge:
 
 
 def test_callables_of_every_shape() -> None:
-    """LSN-5: objects with __call__, bound methods, partials and lambdas are what they look like."""
+    """Objects with __call__, bound methods, partials and lambdas are what they look like (LSN-5)."""
     registry, charge = HandlerRegistry(), Charge()
 
     async def with_rate(rate: float, event: EventEnvelope, payload: Order) -> None: ...
@@ -125,19 +125,19 @@ def test_callables_of_every_shape() -> None:
 
 
 def test_event_types_are_kept_once() -> None:
-    """LSN-7: a type named twice is one interest."""
+    """A type named twice is one interest (LSN-7)."""
     handler = HandlerRegistry().add("a.b", ("x", "y.*", "x", "*"), plain)
     assert handler.event_types == ("x", "y.*", "*")
 
 
 def test_context_of_a_registry() -> None:
-    """LSN-7: a worker's context is a setting, by default the part of the name before the first dot."""
+    """A worker's context is a setting, by default the part of the name before the first dot (LSN-7)."""
     assert HandlerRegistry(domain_context="archive").add("billing.keep.copy", ("x",), plain).domain_context == "archive"
     assert HandlerRegistry().add("billing.keep.copy", ("x",), plain).domain_context == "billing"
 
 
 def test_include() -> None:
-    """LSN-5: registries of several modules become one; a name stays unique."""
+    """Registries of several modules become one; a name stays unique (LSN-5)."""
     first, second = HandlerRegistry(), HandlerRegistry(domain_context="archive")
     first.add("a.one", ("x",), plain)
     second.add("a.two", ("x",), plain)
@@ -150,14 +150,14 @@ def test_include() -> None:
 
 @pytest.mark.parametrize("name", ["charge", "Billing.charge", "billing.", ".charge", "billing charge", "", "a.1b"])
 def test_names_must_begin_with_a_domain_context(name: str) -> None:
-    """ENV-2: the error says what to write."""
+    """The error says what to write (ENV-2)."""
     with pytest.raises(HandlerNameError) as caught:
         HandlerRegistry().add(name, ("x",), plain)
     assert caught.value.remedy
 
 
 def test_name_is_taken_once() -> None:
-    """LSN-6: a handler's name is half of the inbox's key."""
+    """A handler's name is half of the inbox's key (LSN-6)."""
     registry = HandlerRegistry()
     registry.add("a.b", ("x",), plain)
     with pytest.raises(ConfigurationError, match=r"a\.b is registered twice"):
@@ -168,7 +168,7 @@ def test_name_is_taken_once() -> None:
     "event_types", [(), ("",), ("order placed",), ("a/b",), ("a\x00",), (7,), ("x" * 201,), "order"]
 )
 def test_event_types_are_checked(event_types: Any) -> None:
-    """LSN-7: what could never match, and a bare string, which would be taken letter by letter, are refused."""
+    """What could never match, and a bare string, which would be taken letter by letter, are refused (LSN-7)."""
     with pytest.raises(ConfigurationError) as caught:
         HandlerRegistry().add("a.b", event_types, plain)
     assert caught.value.field == "a.b"
@@ -176,7 +176,7 @@ def test_event_types_are_checked(event_types: Any) -> None:
 
 
 def test_functions_that_nobody_can_call() -> None:
-    """LSN-5: a function without an event, or with a parameter that nobody fills, is refused at once."""
+    """A function without an event, or with a parameter that nobody fills, is refused at once (LSN-5)."""
 
     def nothing() -> None: ...
     def keyword(*, event: EventEnvelope) -> None: ...
@@ -202,19 +202,19 @@ def test_functions_that_nobody_can_call() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, 86_401, float("nan"), float("inf"), True, "5", None])
 def test_time_limits_are_checked(timeout: Any) -> None:
-    """LSN-11: a limit that cannot be kept is refused."""
+    """A limit that cannot be kept is refused (LSN-11)."""
     with pytest.raises(ConfigurationError, match=r"give a number from 0\.001 to 86,400"):
         HandlerRegistry().add("a.b", ("x",), plain, timeout=timeout)
 
 
 def test_reaction_to_errors_is_checked() -> None:
-    """LSN-8: retry or reject."""
+    """Retry or reject (LSN-8)."""
     with pytest.raises(ConfigurationError, match="on_error"):
         HandlerRegistry().add("a.b", ("x",), plain, on_error="ignore")  # type: ignore[arg-type]
 
 
 def test_answers() -> None:
-    """LSN-8: nothing is done; outcomes are themselves; anything else fails at once, and says so."""
+    """Nothing is done; outcomes are themselves; anything else fails at once, and says so (LSN-8)."""
     handler = HandlerRegistry().add("a.b", ("x",), plain)
     assert handler.outcome_of(None) == Done()
     for outcome in (Done(), Retry(1), Snooze(1), Reject("no")):
@@ -226,7 +226,7 @@ def test_answers() -> None:
 
 
 def test_context_object() -> None:
-    """PUB-2: an event without a correlation is the first of its chain."""
+    """An event without a correlation is the first of its chain (PUB-2)."""
     first = context()
     assert first.correlation_id == str(first.event_id)
     assert first.causation_id is None

@@ -87,7 +87,7 @@ def test_anything_else_is_an_error_of_two_kinds(fields: list[bytes]) -> None:
 
 
 def test_keys_of_jobs() -> None:
-    """IDM-2: the same parts, the same key; different parts, different keys."""
+    """The same parts, the same key; different parts, different keys (IDM-2)."""
     assert job_key(7, "send-reminder", "o-1") == "job:7:send-reminder:o-1"
     for parts in (("", "x"), ("a:b", "x"), ("a", "x:y"), ("a", "x", ""), ("ä", "x"), ("a" * 250, "x")):
         with pytest.raises(FieldError, match="key"):
@@ -119,7 +119,7 @@ def test_scopes_of_requests_and_jobs_are_apart() -> None:
 
 @pytest.mark.parametrize("route", ["POST /orders", "POST /" + "x" * 2000, "POST /a\nb"])
 def test_no_owner_is_called_like_the_hash_of_another(route: str) -> None:
-    """SEC-1, IDM-2: of an owner with a space a hash is stored, where keys belong to a route."""
+    """Of an owner with a space a hash is stored, where keys belong to a route (SEC-1, IDM-2)."""
     hashed = sha256(b"Acme Ltd").hexdigest()
     scopes = [http_scope(owner, route) for owner in ("Acme Ltd", hashed, f"sha256 {hashed}", f"sha256:{hashed}")]
     assert len({*scopes}) == 4
@@ -173,7 +173,7 @@ def test_an_invalid_key_is_told_what_is_wrong(field: bytes, what: str) -> None:
 
 
 def test_a_caller_that_is_not_identified() -> None:
-    """S18: text that the client has caused gets a problem; what is not text is a mistake of the application."""
+    """Text that the client has caused gets a problem; what is not text is a mistake of the application (S18)."""
     for scope in ("", "  ", "a\n", "x" * 1021):
         refused = read_key([b"k"], required=True, scope=scope)
         assert isinstance(refused, Answer) and refused.status == 400
@@ -319,7 +319,7 @@ def test_a_query_may_be_written_with_or_without_escapes() -> None:
 
 
 def test_secrets_have_numbers() -> None:
-    """IDM-1: the highest signs; what is too short or has no number is refused, and none is ever shown."""
+    """The highest signs; what is too short or has no number is refused, and none is ever shown (IDM-1)."""
     secrets = Secrets({1: "first secret 1234", 3: b"third secret 1234"})
     assert secrets.version == 3
     assert secrets.hashes("alice", [b"x"])[1:] == Secrets({1: "first secret 1234"}).hashes("alice", [b"x"])
@@ -398,7 +398,7 @@ def test_settings_are_checked(wrong: dict[str, Any]) -> None:
 
 
 def test_a_coroutine_that_never_suspends_is_run_without_a_loop() -> None:
-    """IDM-1: Django's exchange; one that would wait for a loop is a defect, and is said to be one."""
+    """Django's exchange; one that would wait for a loop is a defect, and is said to be one (IDM-1)."""
 
     async def value(suspends: bool) -> int:
         if suspends:
@@ -502,7 +502,7 @@ def test_a_second_start_is_another_response() -> None:
     "kind", [PendingRollbackError, psycopg.ProgrammingError, asyncpg.InterfaceError, django.db.InterfaceError]
 )
 def test_logs_do_not_quote_the_errors_of_drivers(kind: type[Exception]) -> None:
-    """S7: also without a code, and as the cause of another; other errors say what they have to say."""
+    """Also without a code, and as the cause of another; other errors say what they have to say (S7)."""
     error = kind("[parameters: ('canary',)]")
     wrapped = RuntimeError("canary")
     wrapped.__cause__ = error
@@ -512,7 +512,7 @@ def test_logs_do_not_quote_the_errors_of_drivers(kind: type[Exception]) -> None:
 
 
 def test_the_sqlstate_of_an_error() -> None:
-    """RTY-2: its own, or that of what it wraps or was caused by."""
+    """Its own, or that of what it wraps or was caused by (RTY-2)."""
 
     class DriverError(Exception):
         sqlstate = "40001"

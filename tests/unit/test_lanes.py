@@ -47,7 +47,7 @@ class Routed:
 
 
 def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
-    """LSN-7: the lane of the handler itself, of every context, and of its own."""
+    """The lane of the handler itself, of every context, and of its own (LSN-7)."""
     subscriptions = Subscriptions(1, (("billing", "billing.charge", "order.placed"),))
     routing = Routed(subscriptions, handlers("billing.charge"), [])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
@@ -55,7 +55,7 @@ def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
 
 
 def test_shared_routes_are_split_and_never_claimed() -> None:
-    """LSN-7: what another handler wants as well, running or not, is split; a targeted event is not shared."""
+    """What another handler wants as well, running or not, is split; a targeted event is not shared (LSN-7)."""
     subscriptions = Subscriptions(
         1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed"))
     )
@@ -65,20 +65,20 @@ def test_shared_routes_are_split_and_never_claimed() -> None:
 
 
 def test_others_interest_is_none_of_ours() -> None:
-    """LSN-7: routes that only others want are neither claimed nor split."""
+    """Routes that only others want are neither claimed nor split (LSN-7)."""
     subscriptions = Subscriptions(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
     routing = Routed(subscriptions, handlers("billing.charge"), ["*/order.placed"])
     assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, {}, False)
 
 
 def test_retired_handler_serves_its_own_lane() -> None:
-    """LSN-7: without subscriptions a handler is owed nothing new, but what waits in its lane is still its own."""
+    """Without subscriptions a handler is owed nothing new, but what waits in its lane is still its own (LSN-7)."""
     routing = Routed(Subscriptions(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
     assert (set(routing.claimed), routing.split) == ({"billing.charge"}, {})
 
 
 def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
-    """LSN-7: what is recorded for a handler, but not registered by it any more, is neither claimed nor split by it."""
+    """What is recorded for a handler, but not registered by it any more, is neither claimed nor split by it (LSN-7)."""
     recorded = (("billing", "billing.charge", "order.placed"), ("billing", "billing.charge", "order.paid"))
     subscriptions = Subscriptions(1, (*recorded, ("mail", "mail.thank", "order.paid")))
     ours = handlers("billing.charge", types=("order.placed",))
@@ -107,7 +107,7 @@ def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
     ],
 )
 def test_patterns(pattern: str, event_type: str, matches: bool) -> None:
-    """LSN-7: only the star is special."""
+    """Only the star is special (LSN-7)."""
     subscriptions = Subscriptions(1, (("x", "x.y", pattern),))
     assert subscribers(subscriptions, f"*/{event_type}") == ({"x.y"} if matches else set())
 
@@ -128,7 +128,7 @@ ROUTES = st.builds(
 def test_plan_agrees_with_the_registry(
     subscriptions: list[tuple[str, str, str]], ours: set[str], present: set[str]
 ) -> None:
-    """LSN-7: whatever the registry says, a present route is claimed by its only subscriber, split, or left alone."""
+    """Whatever the registry says, a present route is claimed by its only subscriber, split, or left alone (LSN-7)."""
     subscriptions = Subscriptions(1, tuple(subscriptions))
     routing = Routed(subscriptions, handlers(*sorted(ours)), present)
     assert not set(routing.split) & set(routing.claimed)
@@ -145,7 +145,7 @@ def test_plan_agrees_with_the_registry(
 
 @given(st.lists(st.tuples(CONTEXTS, NAMES, TYPES), unique_by=lambda each: each[1:], max_size=8), st.sets(ROUTES))
 def test_what_is_ours_lies_in_the_ranges(subscriptions: list[tuple[str, str, str]], present: set[str]) -> None:
-    """LSN-7: the ranges in which routes are looked for are sorted, do not overlap, and leave out nothing of ours."""
+    """The ranges in which routes are looked for are sorted, do not overlap, and leave out nothing of ours (LSN-7)."""
     routing = Routing(Subscriptions(1, tuple(subscriptions)), handlers("a.one", "b.one"))
     begins, ends = routing.ranges()
     assert sorted(begins) == begins and all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
@@ -154,7 +154,7 @@ def test_what_is_ours_lies_in_the_ranges(subscriptions: list[tuple[str, str, str
 
 
 def test_planning_is_linear() -> None:
-    """LSN-7, T15: with 3,000 handlers on patterns, a route is compared with the few that begin like it."""
+    """With 3,000 handlers on patterns, a route is compared with the few that begin like it (LSN-7, T15)."""
     names = [f"a.handler_{n}" for n in range(3000)]
     entries = tuple(("a", name, f"shop.type_{n:04}.*") for n, name in enumerate(names))
     registry = HandlerRegistry()
@@ -233,7 +233,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_nothing_is_missed_for_ever(steps: list[tuple]) -> None:
-    """LSN-1: rows appear anywhere, also below the marks; after a rescan every one of them is found."""
+    """Rows appear anywhere, also below the marks; after a rescan every one of them is found (LSN-1)."""
     outbox, lanes = Outbox(), lanes_of("r1", "r2")
     published = claimed = 0
     for kind, *arguments in steps:
@@ -264,7 +264,7 @@ def test_nothing_is_missed_for_ever(steps: list[tuple]) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 8))
 def test_mark_is_the_minimum_of_the_last_full_batch(times: list[int], room: int) -> None:
-    """LSN-1: never the maximum: what was skipped because somebody had it locked lies between the two."""
+    """Never the maximum: what was skipped because somebody had it locked lies between the two (LSN-1)."""
     outbox, lanes = Outbox(), lanes_of("r1")
     for at in times:
         outbox.publish(("r1", 1), at)
@@ -278,7 +278,7 @@ def test_mark_is_the_minimum_of_the_last_full_batch(times: list[int], room: int)
 @settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(0, 20))
 def test_claims_stay_within_a_few_times_the_room(room: int, routes: int, busy: int) -> None:
-    """LSN-1: however many lanes there are, each may show that it has filled, and their sum stays bounded."""
+    """However many lanes there are, each may show that it has filled, and their sum stays bounded (LSN-1)."""
     outbox, lanes = Outbox(), lanes_of(*(f"r{n}" for n in range(routes)))
     for n in range(min(busy, routes)):
         outbox.open[f"r{n}", 1] = [(EPOCH, UUID(int=number)) for number in range(500)]
@@ -289,7 +289,7 @@ def test_claims_stay_within_a_few_times_the_room(room: int, routes: int, busy: i
 
 
 def test_full_lanes_share_the_room() -> None:
-    """LSN-10: two full lanes get a half each, an empty one just enough to notice that it has filled."""
+    """Two full lanes get a half each, an empty one just enough to notice that it has filled (LSN-10)."""
     outbox, lanes = Outbox(), lanes_of("r1", "r2")
     for lane in (("r1", 1), ("r2", 1)):
         for at in range(1000):
@@ -302,7 +302,7 @@ def test_full_lanes_share_the_room() -> None:
 
 
 def test_replace_keeps_the_marks_of_what_stays() -> None:
-    """LSN-7: a change of the registry does not send every lane back to its start, and a new lane starts there."""
+    """A change of the registry does not send every lane back to its start, and a new lane starts there (LSN-7)."""
     outbox, lanes = Outbox(), lanes_of("r1")
     for at in range(100):
         outbox.publish(("r1", 1), at)
@@ -320,7 +320,7 @@ def test_replace_keeps_the_marks_of_what_stays() -> None:
 
 
 def test_rescans_are_paced_by_their_cost() -> None:
-    """LSN-1: a scan from the start that took 100 ms is due again after twenty times as long."""
+    """A scan from the start that took 100 ms is due again after twenty times as long (LSN-1)."""
     lanes = lanes_of("r1")
     outbox = Outbox()
     for at in range(100):
@@ -339,7 +339,7 @@ def test_rescans_are_paced_by_their_cost() -> None:
 
 
 def test_marked_claims_are_no_scan() -> None:
-    """LSN-1: only a claim without any mark counts as a scan from the start, and as proof that nothing is left."""
+    """Only a claim without any mark counts as a scan from the start, and as proof that nothing is left (LSN-1)."""
     outbox, lanes = Outbox(), lanes_of("r1", "r2")
     for at in range(100):
         outbox.publish(("r1", 1), at)
@@ -352,7 +352,7 @@ def test_marked_claims_are_no_scan() -> None:
 
 
 def test_handlers_without_room_are_left_out() -> None:
-    """LSN-17: their lanes are not asked for, keep their marks, and do not count as scanned."""
+    """Their lanes are not asked for, keep their marks, and do not count as scanned (LSN-17)."""
     fast, slow = handlers("fast.noop", "slow.call")
     outbox, lanes = Outbox(), Lanes()
     lanes.replace({"fast.noop": fast, "slow.call": slow})

@@ -19,7 +19,7 @@ PROGRAMS = (ROOT / "dev", *(file for file in ROOT.glob("[!.]*/**/*.py") if file.
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_requirement_is_pinned_with_hashes(lock: str) -> None:
-    """RUN-2: nothing is installed that was not checked before."""
+    """Nothing is installed that was not checked before (RUN-2)."""
     lines = LOCKS[lock].read_text().splitlines()
     blocks = re.split(r"\n(?=[A-Za-z0-9])", "\n".join(line for line in lines if not line.startswith("#")))
     assert len(blocks) > 2
@@ -30,7 +30,7 @@ def test_every_requirement_is_pinned_with_hashes(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_names_no_index_and_no_path(lock: str) -> None:
-    """RUN-2: a lock installs from whatever index the machine uses."""
+    """A lock installs from whatever index the machine uses (RUN-2)."""
     pins = "\n".join(line for line in LOCKS[lock].read_text().splitlines() if not line.startswith("#"))
     assert not re.search(r"://|--index|--find-links|--extra|(?<![\w.])/\w", pins)
 
@@ -49,7 +49,7 @@ def unsafe_installs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_nothing_is_resolved_where_a_lock_is_installed() -> None:
-    """RUN-2: what was published since a lock was made is not looked at, and what has another hash is refused."""
+    """What was published since a lock was made is not looked at, and what has another hash is refused (RUN-2)."""
     programs = {file: file.read_text() for file in PROGRAMS}
     installing = {file: text for file, text in programs.items() if '"-r"' in text}
     assert {"dev", "environments.py"} <= {file.name for file in installing}
@@ -66,5 +66,5 @@ def test_nothing_is_resolved_where_a_lock_is_installed() -> None:
     ],
 )
 def test_a_command_that_resolves_is_found(command: str) -> None:
-    """RUN-2: otherwise the search would prove nothing."""
+    """Otherwise the search would prove nothing (RUN-2)."""
     assert [line for line, _ in unsafe_installs(command)] == [1]

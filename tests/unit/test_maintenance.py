@@ -64,7 +64,7 @@ def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
 
 
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
-    """OBX-4, LSN-7: the same type may be wanted on one channel's fleet and not on another's."""
+    """The same type may be wanted on one channel's fleet and not on another's (OBX-4, LSN-7)."""
     database, told = Database(), list[Notice]()
     database.found = {"hot": ["*/order.strange", "billing.charge"], "cold": ["*/order.strange"]}
     worker = made(database, told, "hot", "cold")
@@ -80,7 +80,7 @@ async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
 
 
 async def test_a_misspelt_type_is_pointed_out(clock: Clock) -> None:
-    """LSN-7: an event that no handler subscribes to may be one that some do, with a letter too few."""
+    """An event that no handler subscribes to may be one that some do, with a letter too few (LSN-7)."""
     database, told = Database(), list[Notice]()
     database.entries = (Subscription("billing", "billing.charge", "order.placed"),)
     database.found = {"hot": ["*/order.placd", "*/invoice.sent"]}
@@ -91,7 +91,7 @@ async def test_a_misspelt_type_is_pointed_out(clock: Clock) -> None:
 
 
 async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> None:
-    """OBX-4: from the second look on, because a fleet that starts has not introduced itself at the first."""
+    """From the second look on, because a fleet that starts has not introduced itself at the first (OBX-4)."""
     database, told = Database(), list[Notice]()
     worker = made(database, told)
     database.open = [("outbox_hot", 0), ("outbox_late", 0)]
@@ -113,7 +113,7 @@ async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> Non
 
 
 def test_reports_are_bounded(clock: Clock) -> None:
-    """OBX-4: whoever publishes ever new types fills neither the memory nor the log."""
+    """Whoever publishes ever new types fills neither the memory nor the log (OBX-4)."""
     hourly = HourlyLimit()
     assert sum(hourly.due("unrouted", str(n)) for n in range(5_000)) == 1_000
     assert len(hourly._reported) == 1_000
@@ -126,7 +126,7 @@ def test_reports_are_bounded(clock: Clock) -> None:
 async def test_the_first_turn_lets_waiting_events_go_first(
     busy: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P4, LSN-17: a worker that starts with a backlog looks after the fleet a moment later, and not for ever later."""
+    """A worker that starts with a backlog looks after the fleet a moment later, and not for ever later (P4, LSN-17)."""
     looks, counters, unused = 0, Counters(), cast("Any", None)
 
     async def look(_seconds: float) -> None:

@@ -13,7 +13,7 @@ from holdfast.names import channel_name, event_name, event_pattern, handler_name
 
 @pytest.mark.parametrize("name", ["billing.charge_card", "a.b", "platform.cards.v2_projection", "a." + "b" * 198])
 def test_a_name_with_a_domain_context_is_returned(name: str) -> None:
-    """ENV-2: handlers and schedules have such names."""
+    """Handlers and schedules have such names (ENV-2)."""
     assert handler_name(name) == schedule_name(name) == name
 
 
@@ -37,7 +37,7 @@ def test_a_name_with_a_domain_context_is_returned(name: str) -> None:
     ],
 )
 def test_any_other_name_is_refused_with_what_to_write(name: str) -> None:
-    """ENV-2: a clear error."""
+    """A clear error (ENV-2)."""
     with pytest.raises(HandlerNameError, match=r"billing\.charge_card") as caught:
         handler_name(name)
     assert caught.value.field == "handler_name"
@@ -52,7 +52,7 @@ def test_a_schedule_has_a_remedy_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a*", "a\n", "x" * 201, "ü" * 101, 7, None, "\ud800", "a\u2028b"])
 def test_event_names_are_checked(name: Any) -> None:
-    """ENV-1: types, sources, targets and content classes have one rule, wherever they are passed."""
+    """Types, sources, targets and content classes have one rule, wherever they are passed (ENV-1)."""
     with pytest.raises(ConfigurationError) as caught:
         event_name("source", name)
     assert (caught.value.field, bool(caught.value.remedy)) == ("source", True)

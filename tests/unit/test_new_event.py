@@ -65,7 +65,7 @@ def refused(**arguments: Any) -> FieldError:
     ["", " ", "a b", "a/b", "a*", "*", "a\0", "a\n", "a\u2028b", "a\u00a0b", "\ud800", "x" * 201, "ü" * 101, 5, b"a"],
 )
 def test_names_are_checked(name: str, value: Any) -> None:
-    """PUB-3: a name that Postgres or a lane could not hold is refused by field."""
+    """A name that Postgres or a lane could not hold is refused by field (PUB-3)."""
     assert refused(**{name: value}).field == name
 
 
@@ -100,7 +100,7 @@ def test_texts_are_lenient_otherwise(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", KEYS)
 def test_keys_have_at_most_800_bytes(name: str) -> None:
-    """LSN-9, LSN-15: what an index can hold beside the longest names; and an event has one of the two."""
+    """What an index can hold beside the longest names; and an event has one of the two (LSN-9, LSN-15)."""
     assert getattr(new(**{name: "😀" * 200}), name) == "😀" * 200
     assert refused(**{name: "😀" * 201}).field == name
     assert refused(ordering_key="a", fairness_key="b").field == "fairness_key"
@@ -142,7 +142,7 @@ def test_enum_members_become_plain_text() -> None:
     ],
 )
 def test_other_arguments_are_checked(arguments: dict[str, Any]) -> None:
-    """PUB-3: each refusal names its field."""
+    """Each refusal names its field (PUB-3)."""
     assert refused(**arguments).field == next(iter(arguments))
 
 
@@ -171,7 +171,7 @@ MOMENTS = ["occurred_at", "available_at", "expires_at"]
     ],
 )
 def test_moments_are_aware_and_within_the_calendar(name: str, value: Any) -> None:
-    """PUB-3: a time the database or a driver could not show is refused by field."""
+    """A time the database or a driver could not show is refused by field (PUB-3)."""
     assert refused(**{name: value}).field == name
 
 
@@ -201,7 +201,7 @@ def test_durations_are_checked(name: str, value: Any) -> None:
     ],
 )
 def test_an_event_must_be_available_before_it_expires(arguments: dict[str, Any], field: str) -> None:
-    """PUB-2: a delay and an expiry that leave no time to run are a mistake of the producer."""
+    """A delay and an expiry that leave no time to run are a mistake of the producer (PUB-2)."""
     assert refused(**arguments).field == field
 
 
@@ -226,7 +226,7 @@ def test_schedules_that_make_sense(arguments: dict[str, Any]) -> None:
 
 
 def test_headers_are_bounded() -> None:
-    """PUB-3, RELIABILITY S9: count, size and characters."""
+    """Count, size and characters (PUB-3, S9)."""
     assert refused(headers={f"h{n}": "x" for n in range(MAX_HEADERS + 1)}).field == "headers"
     assert refused(headers={"a": "x" * HEADERS_LIMIT}).field == "headers"
     assert refused(headers={"a": "ü" * 8_190}).field == "headers"
@@ -264,7 +264,7 @@ def test_an_event_is_frozen_and_keeps_its_payload_out_of_its_repr() -> None:
     )
 )
 def test_whatever_is_passed_is_accepted_or_refused_by_field(arguments: dict[str, Any]) -> None:
-    """PUB-3: no argument gets past as another kind of error."""
+    """No argument gets past as another kind of error (PUB-3)."""
     try:
         row = prepare(new(**arguments), SHOP)
     except PublishError as error:
@@ -277,7 +277,7 @@ def test_whatever_is_passed_is_accepted_or_refused_by_field(arguments: dict[str,
 
 
 def test_the_options_are_the_arguments_of_an_event() -> None:
-    """ENV-1: type checkers know the options of publish by `EventOptions`, and the library by `NewEvent`."""
+    """Type checkers know the options of publish by `EventOptions`, and the library by `NewEvent` (ENV-1)."""
     arguments = {each.name: each.type for each in dataclasses.fields(NewEvent)}
     assert {"event_type": str, "payload": dict[str, Any] | PayloadObject} | EventOptions.__annotations__ == arguments
 
@@ -296,7 +296,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(option: str, remedy: 
 
 
 def test_a_typo_in_an_option_of_publish_names_the_option_that_was_meant() -> None:
-    """ENV-1: the error is of the field, like every other refusal, and comes before any SQL."""
+    """The error is of the field, like every other refusal, and comes before any SQL (ENV-1)."""
     options: dict[str, Any] = {"dealy": 60}
     _, envelope = plain("order.placed", {}, SHOP)
     for call in (

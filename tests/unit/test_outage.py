@@ -15,7 +15,7 @@ def told(facts: list[Fact]) -> list[str]:
 
 
 def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
-    """LSN-2: the first loop tells that it begins, the last one that it is over."""
+    """The first loop tells that it begins, the last one that it is over (LSN-2)."""
     facts: list[Fact] = []
     outages = Outages(DirectObservers((facts.append,)))
     claim, settle = outages.of("claim"), outages.of("settle")
@@ -31,7 +31,7 @@ def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
 
 
 def test_what_the_driver_says_of_itself_is_not_the_reason() -> None:
-    """LSN-2, OBS-3: people are told what has happened."""
+    """People are told what has happened (LSN-2, OBS-3)."""
     outages = Outages(DirectObservers(()))
     outages.of("claim").begin(
         asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
@@ -40,14 +40,14 @@ def test_what_the_driver_says_of_itself_is_not_the_reason() -> None:
 
 
 def test_a_time_limit_that_has_passed_is_put_in_words() -> None:
-    """LSN-2, OBS-3: the error itself has none."""
+    """The error itself has none (LSN-2, OBS-3)."""
     outages = Outages(DirectObservers(()))
     outages.of("listen").begin(TimeoutError())
     assert outages.met["listen"].error == "TimeoutError: the server did not answer in time"
 
 
 def test_transactions_that_lead_nowhere_are_not_blamed_on_the_address_of_the_worker() -> None:
-    """LSN-2, OBS-3: the engine of the application has an address of its own."""
+    """The engine of the application has an address of its own (LSN-2, OBS-3)."""
     facts: list[Fact] = []
     Outages(DirectObservers((facts.append,))).of(START).begin(TransactionsAway("the connections do not come"))
     (notice,) = (fact for fact in facts if isinstance(fact, Notice))
@@ -55,7 +55,7 @@ def test_transactions_that_lead_nowhere_are_not_blamed_on_the_address_of_the_wor
 
 
 def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
-    """LSN-2: unless it does not get through either."""
+    """Unless it does not get through either (LSN-2)."""
     facts: list[Fact] = []
     outages = Outages(DirectObservers((facts.append,)))
     claim, leases = outages.of("claim"), outages.of("leases")
@@ -72,7 +72,7 @@ def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
 
 
 def test_a_refused_login_is_told_although_the_outage_was() -> None:
-    """LSN-2, OPS-5: what cut the connection before it says nothing about the login; each reason is told once."""
+    """What cut the connection before it says nothing about the login; each reason is told once (LSN-2, OPS-5)."""
     facts: list[Fact] = []
     outages = Outages(DirectObservers((facts.append,)))
     claim, settle = outages.of("claim"), outages.of("settle")
@@ -101,7 +101,7 @@ def test_a_refused_login_is_told_although_the_outage_was() -> None:
 
 
 def test_waits_grow_to_a_limit_with_jitter() -> None:
-    """LSN-2, P7: from one second on, never longer than the limit and a quarter of it."""
+    """From one second on, never longer than the limit and a quarter of it (LSN-2, P7)."""
     outage = Outages(DirectObservers(())).of("claim", longest_wait=4)
     waits = [outage.begin(OSError("gone")) for _ in range(200)]
     assert all(1 <= wait <= 1.25 for wait in waits[:1]) and all(2 <= wait <= 2.5 for wait in waits[1:2])

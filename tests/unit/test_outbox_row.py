@@ -54,7 +54,7 @@ def refused(**arguments: Any) -> FieldError:
 
 
 def test_an_event_becomes_text_columns() -> None:
-    """PUB-1, PUB-2: every column that the library writes."""
+    """Every column that the library writes (PUB-1, PUB-2)."""
     event = new(
         event_id=ID,
         event_version=2,
@@ -101,7 +101,7 @@ def test_an_event_becomes_text_columns() -> None:
 
 
 def test_what_is_left_out_is_filled_in_or_left_to_the_database() -> None:
-    """PUB-1: the key is the id, the time is now, generation and channel are the publisher's."""
+    """The key is the id, the time is now, generation and channel are the publisher's (PUB-1)."""
     row = prepare(new(), origin("shop", 7, "outbox_gen_7"), now=NOW.isoformat())
     assert UUID(row.id).version == 7
     assert row.idempotency_key == row.id
@@ -156,7 +156,7 @@ def test_delays_are_written_without_exponents(delay: float, text: str) -> None:
     ],
 )
 def test_where_events_come_from_is_checked(arguments: Any, field: str) -> None:
-    """PUB-3: once, when the publisher is made."""
+    """Once, when the publisher is made (PUB-3)."""
     with pytest.raises(FieldError) as caught:
         origin(*arguments)
     assert caught.value.field == field
@@ -174,7 +174,7 @@ def test_the_payload_is_checked_against_the_publishers_limit() -> None:
 
 
 def test_what_a_handler_publishes_inherits_headers_and_names_its_cause() -> None:
-    """PUB-2: correlation id and headers are inherited, the causation id is the handled event."""
+    """Correlation id and headers are inherited, the causation id is the handled event (PUB-2)."""
     inherited = inherited_headers(ID, {"tenant": "t-1", "correlation_id": "c-1", "causation_id": "older"})
     row = prepare(new(headers={"step": "2"}), SHOP, inherited=inherited)
     assert row.headers is not None
@@ -228,7 +228,7 @@ def test_the_envelope_is_what_handlers_will_see() -> None:
 
 
 def test_an_envelope_can_be_published_as_it_is() -> None:
-    """ENV-2: the EventPublisher protocol takes an envelope; ids and keys stay."""
+    """The EventPublisher protocol takes an envelope; ids and keys stay (ENV-2)."""
     event = new(event_id=uuid4(), idempotency_key="k-1", occurred_at=NOW, event_version=3)
     envelope = envelope_of(event, {}, prepare(event, SHOP), event.event_id, NOW)
     again = NewEvent.from_envelope(envelope, delay=5, priority=2)
@@ -241,7 +241,7 @@ def test_an_envelope_can_be_published_as_it_is() -> None:
 
 
 def test_a_plain_event_is_the_same_event() -> None:
-    """PUB-1, ENV-1: the short way writes what the long one would, and returns the same envelope."""
+    """The short way writes what the long one would, and returns the same envelope (PUB-1, ENV-1)."""
     short, envelope = plain("order.placed", {"n": 1}, SHOP)
     columns = short._asdict()
     event = NewEvent("order.placed", {"n": 1}, event_id=UUID(columns["id"]))
@@ -261,7 +261,7 @@ class Kind(enum.StrEnum):
 
 @pytest.mark.parametrize("event_type", ["", "a b", "a/b", "*", "a\0", 7, None, "x" * 201, "\ud800"])
 def test_the_type_of_a_plain_event_is_checked(event_type: Any) -> None:
-    """PUB-3: as strictly as that of any other."""
+    """As strictly as that of any other (PUB-3)."""
     with pytest.raises(PublishError) as refused:
         plain(event_type, {}, SHOP)
     with pytest.raises(PublishError) as as_strict:
@@ -270,7 +270,7 @@ def test_the_type_of_a_plain_event_is_checked(event_type: Any) -> None:
 
 
 def test_a_plain_event_is_checked_and_written_as_text() -> None:
-    """PUB-3: payloads are refused by their path; an enum member is written as its value."""
+    """Payloads are refused by their path; an enum member is written as its value (PUB-3)."""
     with pytest.raises(PublishError, match=r"payload\.at"):
         plain("order.placed", {"at": {NOW}}, SHOP)
     row, envelope = plain(Kind.PLACED, {}, SHOP)
@@ -279,5 +279,5 @@ def test_a_plain_event_is_checked_and_written_as_text() -> None:
 
 
 def test_a_plain_row_has_the_order_of_its_statement() -> None:
-    """PUB-1: it is sent as it is."""
+    """It is sent as it is (PUB-1)."""
     assert Queries().asyncpg("publish_plain").parameters == PlainRow._fields

@@ -12,7 +12,7 @@ from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 
 
 def test_the_outcomes_are_values() -> None:
-    """LSN-8: done, retry later, snooze and reject; equal when they say the same."""
+    """Done, retry later, snooze and reject; equal when they say the same (LSN-8)."""
     outcomes: list[Outcome] = [
         Done(),
         Retry(5, "busy"),
@@ -47,6 +47,6 @@ def test_a_delay_that_nobody_can_wait_for_is_refused(outcome: Any, delay: Any) -
 
 @pytest.mark.parametrize("delay", [0, 0.0, timedelta(0)])
 def test_a_snooze_must_wait(delay: Any) -> None:
-    """LSN-8: it counts no attempt, so without a wait it would be an endless tight loop."""
+    """It counts no attempt, so without a wait it would be an endless tight loop (LSN-8)."""
     with pytest.raises(ConfigurationError, match="above zero"):
         Snooze(delay)

@@ -1,4 +1,4 @@
-"""PUB-3: what a payload may hold, and the error that names what it may not."""
+"""What a payload may hold, and the error that names what it may not (PUB-3)."""
 
 import ast
 import enum
@@ -48,7 +48,7 @@ def test_a_good_payload_keeps_its_value(payload: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("count", [1, 10, 100, 1_000, 10_000])
 def test_a_payload_of_any_length_keeps_its_value(count: int) -> None:
-    """PUB-3: short ones are written in another way than long ones."""
+    """Short ones are written in another way than long ones (PUB-3)."""
     payload = {"lines": [{"sku": "ü\\", "price": 19.9, "small": 5e-324, "large": -(2**70), "none": None}] * count}
     assert json.loads(encode_payload(payload, 2**31)) == payload
 
@@ -99,7 +99,7 @@ def test_a_tuple_is_written_as_a_list() -> None:
     ],
 )
 def test_a_bad_payload_is_refused_by_path(payload: Any, field: str, remedy: str) -> None:
-    """PUB-3, RELIABILITY D1: a typed error before any SQL, naming the value and the cure."""
+    """A typed error before any SQL, naming the value and the cure (PUB-3, D1)."""
     with pytest.raises(PayloadError) as caught:
         encode_payload(payload)
     assert caught.value.field == field
@@ -228,7 +228,7 @@ values = st.recursive(
 
 @given(st.dictionaries(texts, values, max_size=4) | st.dictionaries(keys, values, max_size=4))
 def test_encoding_agrees_with_the_naive_rules(payload: dict[str, Any]) -> None:
-    """PUB-3: everything acceptable round-trips, everything else is refused, at a path that exists."""
+    """Everything acceptable round-trips, everything else is refused, at a path that exists (PUB-3)."""
     try:
         text = encode_payload(payload)
     except PayloadError as error:
@@ -247,7 +247,7 @@ def test_encoding_agrees_with_the_naive_rules(payload: dict[str, Any]) -> None:
 @example(9999999999999998.0).via("the greatest without an exponent")
 @example(1e16).via("a sign in the exponent")
 def test_a_number_is_written_as_python_writes_it(number: float) -> None:
-    """IDM-1: a command that is repeated has the same hash, whichever release of Holdfast made the first."""
+    """A command that is repeated has the same hash, whichever release of Holdfast made the first (IDM-1)."""
     assert encode_payload({"n": number}) == f'{{"n":{number!r}}}'
 
 
@@ -257,7 +257,7 @@ def test_the_interpreter_limit_on_digits_is_the_default_here() -> None:
 
 
 def test_a_text_enum_at_the_deepest_level_is_text() -> None:
-    """PUB-3: subclasses of str are values, not another level of nesting."""
+    """Subclasses of str are values, not another level of nesting (PUB-3)."""
 
     class Colour(enum.StrEnum):
         RED = "red"

@@ -17,7 +17,7 @@ class Recorder:
 
 
 def test_the_protocols_are_structural() -> None:
-    """ENV-2: nothing has to be inherited."""
+    """Nothing has to be inherited (ENV-2)."""
     publisher: EventPublisher = Recorder()
     listener: EventListener = Recorder()
     found: list[object] = [publisher, listener, object()]

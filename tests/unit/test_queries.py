@@ -60,7 +60,7 @@ def test_a_file_with_a_mistake_is_refused(text: str) -> None:
 
 
 def test_every_packaged_statement_renders_in_every_dialect() -> None:
-    """OBX-1: the schema name is a setting, for all of the SQL."""
+    """The schema name is a setting, for all of the SQL (OBX-1)."""
     other = Queries("acme")
     for name in (name for named in statements().values() for name in named):
         for text in (other.asyncpg(name).sql, other.psycopg(name), other.sqlalchemy(name)):
@@ -106,7 +106,7 @@ def test_plain_names_are_schemas(name: str) -> None:
     ],
 )
 def test_other_names_are_refused_by_field(name: str) -> None:
-    """S5: no identifier that would have to be escaped, and none that belongs to others."""
+    """No identifier that would have to be escaped, and none that belongs to others (S5)."""
     with pytest.raises(ConfigurationError) as refused:
         Queries(name)
     assert refused.value.field == "schema"
@@ -115,7 +115,7 @@ def test_other_names_are_refused_by_field(name: str) -> None:
 
 @given(st.text())
 def test_only_plain_names_ever_pass(name: str) -> None:
-    """S5: quotes, NUL and long names never reach SQL."""
+    """Quotes, NUL and long names never reach SQL (S5)."""
     with contextlib.suppress(ConfigurationError):
         assert re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema_name(name))
 
@@ -142,7 +142,7 @@ def test_only_plain_names_ever_pass(name: str) -> None:
     ],
 )
 def test_render_writes_the_schema_where_core_names_it(sql: str, expected: str) -> None:
-    """OBX-1: the schema name is a setting."""
+    """The schema name is a setting (OBX-1)."""
     assert render(sql, "acme") == expected
     assert render(sql, "core") == sql
 
@@ -166,7 +166,7 @@ SCRIPTS = dict(sql_texts(FOLDER))
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_the_word_core_is_always_the_schema(name: str) -> None:
-    """OBX-1: what `render` relies on is true of every file, also of its comments."""
+    """What `render` relies on is true of every file, also of its comments (OBX-1)."""
     text = SCRIPTS[name]
     found = {match.start() for match in re.finditer(r"\bcore\b", text)}
     known = {match.end() - len("core") for match in PLACES.finditer(text)}
@@ -176,7 +176,7 @@ def test_the_word_core_is_always_the_schema(name: str) -> None:
 @pytest.mark.parametrize("schema", ["hf_other", "order"])
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_rendering_leaves_no_core_behind_and_changes_nothing_else(name: str, schema: str) -> None:
-    """OBX-1: the text for the schema core is the file itself, and another schema's differs only in the name."""
+    """The text for the schema core is the file itself, and another schema's differs only in the name (OBX-1)."""
     text = SCRIPTS[name]
     assert render(text, "core") == text
     rendered = render(text, schema)
@@ -234,7 +234,7 @@ def test_values_in_the_text_of_a_statement() -> None:
 
 
 def test_values_in_the_text_of_a_statement_that_is_made_for_many_calls() -> None:
-    """LSN-5: what is filled in for each call comes to stand where the whole statement would have it."""
+    """What is filled in for each call comes to stand where the whole statement would have it (LSN-5)."""
     statement = for_asyncpg("SELECT :id, :name, :n, '100 %s', :token, :id")
     common: dict[str, object] = {"name": "50 %d", "n": 7}
     id, token = UUID(int=1), UUID(int=2)
@@ -268,7 +268,7 @@ def test_asyncpg_gets_numbers_and_the_names_in_their_order() -> None:
 
 
 def test_asyncpg_gets_lists_as_texts() -> None:
-    """OBX-1: the driver looks up no types for them; ids of rows, of which there are many, stay what they are."""
+    """The driver looks up no types for them; ids of rows, of which there are many, stay what they are (OBX-1)."""
     statement = for_asyncpg("SELECT f(:ids::uuid[], :marks::uuid[], :limits::int[], :at::pg_catalog.timestamptz[])")
     texts = (
         "$2::pg_catalog.text[]::uuid[], $3::pg_catalog.text[]::int[], $4::pg_catalog.text[]::pg_catalog.timestamptz[]"
@@ -281,7 +281,7 @@ def test_asyncpg_gets_lists_as_texts() -> None:
 
 @pytest.mark.parametrize("name", ["outbox_claim", "outbox_split", "outbox_due_in", "flow_declare", "worker_beat"])
 def test_what_a_start_needs_has_no_types_to_look_up(name: str) -> None:
-    """LSN-2: a look-up takes the driver longer than a claim, on every new connection."""
+    """A look-up takes the driver longer than a claim, on every new connection (LSN-2)."""
     assert set(re.findall(r"\$\d+::(?:pg_catalog\.)?(\w+)\[\]", Queries().asyncpg(name).sql)) <= {"text"}
 
 
@@ -299,7 +299,7 @@ def _compiled(text: str) -> tuple[str, set[str]]:
 
 
 def test_sqlalchemy_sees_the_same_parameters_and_the_same_text() -> None:
-    """PUB-1: text() looks into strings and casts, so they are escaped for it."""
+    """text() looks into strings and casts, so they are escaped for it (PUB-1)."""
     text, parameters = _compiled(for_sqlalchemy(TRICKY))
     assert parameters == {"id", "name"}
     assert text == TRICKY.replace(":id::uuid", ":id ::uuid")
@@ -355,13 +355,13 @@ def test_a_statement_without_parameters_is_unchanged(convert: Callable[[str], st
 
 
 def test_split_cuts_at_statements_and_nowhere_else() -> None:
-    """OBX-3: a migration outside a transaction runs statement by statement."""
+    """A migration outside a transaction runs statement by statement (OBX-3)."""
     script = "-- a; b\nSELECT ';' ; DO $$ BEGIN; END $$;\n/* ; */ SELECT \"x;y\"\n;"
     assert split(script) == ["SELECT ';'", "DO $$ BEGIN; END $$", 'SELECT "x;y"']
 
 
 def test_a_statement_is_rendered_once_for_a_schema() -> None:
-    """OBS-4: a scrape reads with dozens of them, and must not cut each of them into pieces again."""
+    """A scrape reads with dozens of them, and must not cut each of them into pieces again (OBS-4)."""
     name = "count_open"
     assert Queries("core").asyncpg(name) is Queries("core").asyncpg(name)
     assert '"shop".open_rows' in Queries("shop").asyncpg(name).sql

@@ -44,7 +44,7 @@ from holdfast.redact import redact_dsn
     ],
 )
 def test_the_password_is_hidden_and_the_rest_still_helps(text: str, expected: str) -> None:
-    """S8: every form in which a DSN can be written, and misspelt."""
+    """Every form in which a DSN can be written, and misspelt (S8)."""
     assert redact_dsn(text) == expected
     assert redact_dsn(expected) == expected
 
@@ -78,7 +78,7 @@ def _around(edges: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @given(_user, _around(_raw))
 def test_no_raw_password_survives_in_a_uri(user: str, password: str) -> None:
-    """S8: '@', '#', '/', '?', quotes and spaces in the password, encoded by nobody."""
+    """'@', '#', '/', '?', quotes and spaces in the password, encoded by nobody (S8)."""
     assert SECRET not in redact_dsn(f"postgresql://{user}:{password}@db.example:5432/shop?sslmode=require")
 
 
@@ -118,7 +118,7 @@ def test_any_text_is_survived(text: str) -> None:
 
 
 def test_long_text_takes_no_time() -> None:
-    """S9: no input makes it backtrack for ever."""
+    """No input makes it backtrack for ever (S9)."""
     pieces = ("a://", ",a:", "a:", "?a=", "&", "a@", "\\", "password='", 'password="', "password=\\")
     started = time.monotonic()
     for piece in pieces:
@@ -134,7 +134,7 @@ def test_long_text_is_cut_before_a_word_that_may_be_half_a_password() -> None:
 
 @pytest.mark.newcomer
 def test_a_text_without_spaces_is_cut_and_not_lost() -> None:
-    """S9: base64 or JSON in an error; half a password at the cut is not shown, a whole one is hidden."""
+    """base64 or JSON in an error; half a password at the cut is not shown, a whole one is hidden (S9)."""
     assert redact_dsn("x" * 20_000) == "x" * 8_192 + " …[truncated]"
     assert redact_dsn("short " + "x" * 20_000) == ("short " + "x" * 20_000)[:8_192] + " …[truncated]"
     for before in ("x" * 16_380 + "/", "x" * 12_000 + "/"):

@@ -10,8 +10,9 @@ from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy, chec
 
 
 def test_the_default_policies() -> None:
-    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire, the roll-up
-    after 14 days."""
+    """Outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire, the roll-up
+    after 14 days (OBX-5).
+    """
     assert dict(DEFAULT_POLICIES) == {
         ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         ("event_handled", "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
@@ -21,7 +22,7 @@ def test_the_default_policies() -> None:
 
 
 def test_the_inbox_outlives_the_outbox() -> None:
-    """OBX-5: the inequality that makes de-duplication correct."""
+    """The inequality that makes de-duplication correct (OBX-5)."""
     outbox, inbox = policy_for("outbox_row", "*"), policy_for("event_handled", "*")
     assert inbox.active_ttl_days > outbox.active_ttl_days + outbox.tombstoned_grace_days
     check_policies()
@@ -34,7 +35,7 @@ def test_the_disposals_are_a_closed_set() -> None:
 
 @pytest.mark.parametrize(("inbox", "accepted"), [(53, True), (52, False), (51, False), (0, False)])
 def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) -> None:
-    """OBX-5: refused at start, with the number that would do."""
+    """Refused at start, with the number that would do (OBX-5)."""
     registry = {**DEFAULT_POLICIES, ("event_handled", "*"): RetentionPolicy(inbox, 0)}
     if accepted:
         check_policies(registry)
@@ -46,14 +47,14 @@ def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) 
 
 @pytest.mark.parametrize("key", [("outbox_row", "audit"), ("archive_row", "*")])
 def test_every_content_class_and_the_archive_count(key: tuple[str, str]) -> None:
-    """OBX-5: the longest life of what can be replayed decides."""
+    """The longest life of what can be replayed decides (OBX-5)."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
         check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(60, 0)})
     check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(59, 0)})
 
 
 def test_every_inbox_class_must_remember() -> None:
-    """OBX-5: a shorter inbox policy for one content class counts as well."""
+    """A shorter inbox policy for one content class counts as well (OBX-5)."""
     with pytest.raises(ConfigurationError):
         check_policies({**DEFAULT_POLICIES, ("event_handled", "audit"): RetentionPolicy(52, 0)})
 
@@ -70,7 +71,7 @@ def test_a_registry_without_a_default_is_refused(entity: str) -> None:
 
 
 def test_a_content_class_may_have_a_policy_of_its_own() -> None:
-    """OBX-5: keyed by entity and content class."""
+    """Keyed by entity and content class (OBX-5)."""
     audit = RetentionPolicy(10, 0, Disposal.RETAIN_METADATA)
     registry = {**DEFAULT_POLICIES, ("outbox_row", "audit"): audit}
     assert policy_for("outbox_row", "audit", registry) is audit
@@ -78,7 +79,7 @@ def test_a_content_class_may_have_a_policy_of_its_own() -> None:
 
 
 def test_zero_days_are_a_policy() -> None:
-    """OBX-5: the settle statement deletes the row."""
+    """The settle statement deletes the row (OBX-5)."""
     assert RetentionPolicy(0, 0).total_days == 0
 
 
@@ -96,7 +97,7 @@ def test_the_disposal_is_checked() -> None:
 
 @pytest.mark.parametrize("key", [("failed_row", "*"), ("failed_row", "audit")])
 def test_failed_rows_count_too(key: tuple[str, str]) -> None:
-    """OBX-5: what is configured to be kept as failed can be replayed for as long."""
+    """What is configured to be kept as failed can be replayed for as long (OBX-5)."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
         check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(30, 30)})
     check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(30, 29)})
@@ -112,12 +113,12 @@ def test_failed_rows_count_too(key: tuple[str, str]) -> None:
     ],
 )
 def test_what_is_deleted_with_its_settle(policy: RetentionPolicy, brief: bool) -> None:
-    """OBX-5: neither kept nor stripped."""
+    """Neither kept nor stripped (OBX-5)."""
     assert policy.deletes_at_once is brief
 
 
 def test_a_registry_with_one_more_policy() -> None:
-    """OBX-5: the registry itself is left as it is."""
+    """The registry itself is left as it is (OBX-5)."""
     billing = RetentionPolicy(30, 1, Disposal.STRIP_PAYLOAD)
     changed = with_policy(DEFAULT_POLICIES, "outbox_row", "billing", billing)
     assert policy_for("outbox_row", "billing", changed) is billing

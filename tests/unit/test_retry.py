@@ -21,7 +21,7 @@ policies = st.builds(
 
 
 def test_the_default_policy() -> None:
-    """RTY-1: base 1 s, times 2, at most 300 s, five attempts."""
+    """Base 1 s, times 2, at most 300 s, five attempts (RTY-1)."""
     policy = DEFAULT_RETRY_POLICY
     assert [policy.ceiling(attempt) for attempt in range(1, 11)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
     assert [policy.exhausted(attempt) for attempt in range(1, 7)] == [False, False, False, False, True, True]
@@ -47,7 +47,7 @@ def test_the_strategy_none_never_retries() -> None:
 
 
 def test_the_total_delay_ends_the_retries_too() -> None:
-    """RTY-1: max_total_delay."""
+    """max_total_delay (RTY-1)."""
     policy = RetryPolicy(max_attempts=100, max_total_delay=60)
     assert not policy.exhausted(3, waited=59.9)
     assert policy.exhausted(3, waited=60)
@@ -65,7 +65,7 @@ def test_a_late_attempt_waits_the_cap(strategy: Any, attempt: int) -> None:
 
 @given(policies, st.integers(-5, 100_000), st.floats(0, 1))
 def test_a_delay_is_above_zero_and_within_its_ceiling(policy: RetryPolicy, attempt: int, chance: float) -> None:
-    """RTY-1, RELIABILITY C3: for every policy, attempt and throw of the dice."""
+    """For every policy, attempt and throw of the dice (RTY-1, C3)."""
     ceiling = policy.ceiling(attempt)
     assert policy.base_delay <= ceiling <= policy.max_delay
     delay = policy.delay(attempt, rand=lambda: chance)
@@ -80,7 +80,7 @@ def test_ceilings_never_fall(policy: RetryPolicy, attempt: int) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 5, 10_000])
 def test_the_jitter_is_uniform(attempt: int) -> None:
-    """RTY-1, RELIABILITY C3: full jitter, by a Kolmogorov-Smirnov test with a fixed seed."""
+    """Full jitter, by a Kolmogorov-Smirnov test with a fixed seed (RTY-1, C3)."""
     throw = random.Random(20260425).random
     ceiling = DEFAULT_RETRY_POLICY.ceiling(attempt)
     count = 5_000
@@ -122,7 +122,7 @@ def test_events_that_failed_together_come_back_apart() -> None:
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(field: str, value: object) -> None:
-    """RTY-1: when it is written, not when the first event fails."""
+    """When it is written, not when the first event fails (RTY-1)."""
     arguments: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError) as caught:
         RetryPolicy(**arguments)

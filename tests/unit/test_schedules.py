@@ -73,12 +73,12 @@ def times(slots: list[datetime]) -> str:
     ],
 )  # fmt: skip
 def test_clocks_that_are_put_forward_and_back(zone: str, start: str, end: str, expression: str, expected: str) -> None:
-    """IDM-4: as vixie-cron has it: fixed times once, wildcards by the clock on the wall."""
+    """As vixie-cron has it: fixed times once, wildcards by the clock on the wall (IDM-4)."""
     assert times(between(Cron(expression, zone), utc(start), utc(end))) == expected
 
 
 def test_days_are_as_cron_has_them() -> None:
-    """IDM-4: day and weekday: either, when both are given; the last day of a month."""
+    """Day and weekday: either, when both are given; the last day of a month (IDM-4)."""
     start, end = utc("2026-02-01T00:00"), utc("2026-03-01T00:00")
     assert times(between(Cron("0 9 13 * FRI"), start, end)) == "06/09:00 13/09:00 20/09:00 27/09:00"
     assert times(between(Cron("0 9 * * MON#1"), start, end)) == "02/09:00"
@@ -125,7 +125,7 @@ MOMENTS = st.builds(
 @settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS)
 def test_slots_come_one_after_the_other(timing: Timing, moment: datetime) -> None:
-    """IDM-4: each is later than the one before it and than the moment, on a whole second."""
+    """Each is later than the one before it and than the moment, on a whole second (IDM-4)."""
     slots = [moment, *islice(timing.after(moment), 20)]
     assert all(earlier < later for earlier, later in pairwise(slots))
     assert all(slot.tzinfo is UTC and not slot.microsecond for slot in slots[1:])
@@ -134,7 +134,7 @@ def test_slots_come_one_after_the_other(timing: Timing, moment: datetime) -> Non
 @settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.data())
 def test_slots_do_not_depend_on_where_one_begins_to_look(timing: Timing, moment: datetime, data: st.DataObject) -> None:
-    """IDM-4: a worker that starts between two slots finds the same next one as those that run."""
+    """A worker that starts between two slots finds the same next one as those that run (IDM-4)."""
     slots = list(islice(timing.after(moment), 12))
     pair = data.draw(st.sampled_from(list(pairwise([moment, *slots]))))
     later = data.draw(st.integers(0, (pair[1] - pair[0]) // MICROSECOND - 1)) * MICROSECOND
@@ -157,7 +157,7 @@ def on_the_wall(minute: str, hour: str, zone: str, first: datetime, minutes: int
 @settings(deadline=None)
 @given(MINUTES, HOURS, MOMENTS, st.sampled_from(ZONES))
 def test_slots_of_wildcards_are_the_minutes_that_match(minute: str, hour: str, moment: datetime, zone: str) -> None:
-    """IDM-4: against a look at every minute of two days. UTC has no other clock, so there all expressions are."""
+    """Against a look at every minute of two days. UTC has no other clock, so there all expressions are (IDM-4)."""
     if not (minute.startswith("*") or hour.startswith("*")):
         zone = "UTC"
     first = moment.replace(second=0, microsecond=0) + MINUTE
@@ -171,7 +171,7 @@ def test_slots_of_wildcards_are_the_minutes_that_match(minute: str, hour: str, m
 @settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.lists(st.integers(0, 40_000), max_size=12), st.sampled_from(MISSED))
 def test_no_slot_is_fired_twice_or_early(timing: Timing, start: datetime, naps: list[int], missed: Missed) -> None:
-    """IDM-4: however often somebody looks, also when the clock goes back in between."""
+    """However often somebody looks, also when the clock goes back in between (IDM-4)."""
     after, now, fired = start, start, []
     for nap in naps:
         now += timedelta(seconds=nap - 10_000)
@@ -189,7 +189,7 @@ def test_no_slot_is_fired_twice_or_early(timing: Timing, start: datetime, naps: 
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.lists(st.integers(0, 20_000), min_size=1, max_size=6))
 @example(Cron("30 2 * * *", "Europe/Berlin"), utc("2026-10-24T23:59"), [1_800, 1_800, 1_800, 5_400])
 def test_all_are_fired_when_none_is_left_out(timing: Timing, start: datetime, naps: list[int]) -> None:
-    """IDM-4: missed="all" fires every slot, and says so when there were too many."""
+    """Missed="all" fires every slot, and says so when there were too many (IDM-4)."""
     after, now, fired, left_out = start, start, [], False
     for nap in naps:
         now += timedelta(seconds=nap)
@@ -218,7 +218,7 @@ OUTAGE = (utc("2026-05-01T00:30"), utc("2026-05-04T12:00:20"))
     ],
 )
 def test_an_outage(timing: Timing, missed: Missed, fired: str, left_out: bool) -> None:
-    """IDM-4: what becomes of the slots that nobody was there to fire."""
+    """What becomes of the slots that nobody was there to fire (IDM-4)."""
     found = due(timing, missed, *OUTAGE)
     assert times(found.fire) == fired
     assert found.left_out == left_out
@@ -229,7 +229,7 @@ def test_an_outage(timing: Timing, missed: Missed, fired: str, left_out: bool) -
 
 @pytest.mark.parametrize("timing", [Cron("* * * * *", "Europe/Berlin"), Cron("0 7 * * *"), Every(timedelta(seconds=1))])
 def test_making_up_for_years_is_bounded(timing: Timing) -> None:
-    """IDM-4: a hundred of the latest slots, found without counting those before them."""
+    """A hundred of the latest slots, found without counting those before them (IDM-4)."""
     now = utc("2026-05-04T12:00")
     found = due(timing, "all", now - 3000 * DAY, now)
     assert len(found.fire) == MOST_MISSED
@@ -269,7 +269,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("options", "field", "problem"), BAD, ids=[str(index) for index in range(len(BAD))])
 def test_a_bad_declaration_says_what_is_wrong(options: dict[str, Any], field: str, problem: str) -> None:
-    """IDM-4: when it is declared, with the field and what to write instead; nothing is registered."""
+    """When it is declared, with the field and what to write instead; nothing is registered (IDM-4)."""
     registry = HandlerRegistry()
     with pytest.raises(ConfigurationError) as caught:
         registry.schedule(**({"event_type": "report.due", "name": "reports.daily"} | options))
@@ -285,7 +285,7 @@ FIELD = st.one_of(st.text(alphabet="0123456789*/,-#LWMONJAN²x", min_size=1, max
 @settings(deadline=None)
 @given(st.one_of(st.text(max_size=20), st.tuples(*[FIELD] * 5).map(" ".join)))
 def test_whatever_is_written_is_a_timing_or_an_error(expression: str) -> None:
-    """IDM-4: no other error leaves the parser."""
+    """No other error leaves the parser (IDM-4)."""
     try:
         cron = Cron(expression)
     except ConfigurationError as error:
@@ -295,7 +295,7 @@ def test_whatever_is_written_is_a_timing_or_an_error(expression: str) -> None:
 
 
 def test_a_name_is_declared_once_also_when_registries_are_put_together() -> None:
-    """IDM-4: the name is half of the key of every slot."""
+    """The name is half of the key of every slot (IDM-4)."""
     registry, other = HandlerRegistry(), HandlerRegistry(domain_context="shop")
     first = registry.schedule("report.due", name="reports.daily", every=HOUR)
     second = other.schedule("cache.stale", name="cache.refresh", cron="*/5 * * * *")
@@ -311,7 +311,7 @@ def test_a_name_is_declared_once_also_when_registries_are_put_together() -> None
 
 
 def test_cron_needs_its_extra_and_intervals_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """IDM-4: the error names the command that helps."""
+    """The error names the command that helps (IDM-4)."""
     monkeypatch.setitem(sys.modules, "cronsim", None)
     registry = HandlerRegistry()
     with pytest.raises(ConfigurationError, match=r"pip install '\.\[schedules\]' in a checkout"):

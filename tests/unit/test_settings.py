@@ -13,14 +13,14 @@ from holdfast.settings import channel_of
 
 
 def test_defaults() -> None:
-    """LSN-2, LSN-3: poll at 5 s, lease of 30 s; generation 0 has the default channel."""
+    """Poll at 5 s, lease of 30 s; generation 0 has the default channel (LSN-2, LSN-3)."""
     settings = WorkerSettings()
     assert (settings.poll_interval, settings.lease, settings.schema) == (5.0, 30.0, "core")
     assert settings.served_channels == ("outbox_default",)
 
 
 def test_channels() -> None:
-    """OBX-4, GEN-1: a generation's own channel, unless others are named; each is served once."""
+    """A generation's own channel, unless others are named; each is served once (OBX-4, GEN-1)."""
     assert channel_of(0) == "outbox_default"
     assert channel_of(7) == "outbox_gen_7"
     assert WorkerSettings(generation=7).served_channels == ("outbox_gen_7",)
@@ -32,7 +32,7 @@ def test_channels() -> None:
     "channels", [("",), ("Outbox",), ("1st",), ("a-b",), ('a"b',), ("a" * 64,), ("a\x00",), (7,), "outbox_cold"]
 )
 def test_channel_names_are_checked(channels: Any) -> None:
-    """S5: what LISTEN would cut off or misread is refused, and a bare string is not taken letter by letter."""
+    """What LISTEN would cut off or misread is refused, and a bare string is not taken letter by letter (S5)."""
     with pytest.raises(ConfigurationError) as caught:
         WorkerSettings(channels=channels)
     assert "channels" in caught.value.field
@@ -57,7 +57,7 @@ WHOLE = ("generation", "concurrency", "concurrency_at_most", "threads", "connect
 
 @pytest.mark.parametrize("field", RANGES)
 def test_numbers_have_a_range(field: str) -> None:
-    """OBX-7: both ends are allowed; beyond them, and what is no number, is refused by name."""
+    """Both ends are allowed; beyond them, and what is no number, is refused by name (OBX-7)."""
     low, high = RANGES[field]
     for value in (low, high):
         assert getattr(WorkerSettings(**{field: value}), field) == value  # type: ignore[arg-type]
@@ -71,20 +71,20 @@ def test_numbers_have_a_range(field: str) -> None:
 
 @pytest.mark.parametrize("field", WHOLE)
 def test_counts_are_whole_numbers(field: str) -> None:
-    """GEN-1: there is no generation 1.5, nor half a connection."""
+    """There is no generation 1.5, nor half a connection (GEN-1)."""
     with pytest.raises(ConfigurationError) as caught:
         WorkerSettings(**{field: 1.5})  # type: ignore[arg-type]
     assert caught.value.field == f"WorkerSettings.{field}"
 
 
 def test_every_number_is_checked() -> None:
-    """OBX-7: a setting that is added later must be added to these tests."""
+    """A setting that is added later must be added to these tests (OBX-7)."""
     numbers = {each.name for each in dataclasses.fields(WorkerSettings) if each.type in ("int", "float", int, float)}
     assert numbers | {"concurrency"} == set(RANGES), 'concurrency may be "auto" too'
 
 
 def test_connections_are_bounded() -> None:
-    """OBX-7: what a worker process opens at most, with and without listening and transactions."""
+    """What a worker process opens at most, with and without listening and transactions (OBX-7)."""
     settings = WorkerSettings(connections=7)
     assert settings.connections_needed(0) == 6
     assert settings.connections_needed(1) == 13
@@ -93,12 +93,12 @@ def test_connections_are_bounded() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """OBX-7: what a worker was started with stays true."""
+    """What a worker was started with stays true (OBX-7)."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         WorkerSettings().lease = 1  # type: ignore[misc]
 
 
 def test_worker_without_handlers_is_refused() -> None:
-    """LSN-5: nothing to do is a mistake."""
+    """Nothing to do is a mistake (LSN-5)."""
     with pytest.raises(ConfigurationError, match="has no handlers"):
         Worker("postgresql://nobody@127.0.0.1:1/none", HandlerRegistry())

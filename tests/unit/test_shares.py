@@ -35,7 +35,7 @@ def known(shares: Shares, handler: str, seconds: float, *, failed: bool = False)
 
 @given(STEPS, st.integers(1, 6), st.booleans())
 def test_never_more_than_promised(steps: list[tuple[str, str]], size: int, overflow: bool) -> None:
-    """LSN-17: as many for the quick as for the slow; threads also have one for each handler that holds none."""
+    """As many for the quick as for the slow; threads also have one for each handler that holds none (LSN-17)."""
     shares = Shares(size, handlers=3, overflow=overflow)
     held, lingering, hanging = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0), 0
     for step, name in steps:
@@ -66,7 +66,7 @@ def test_never_more_than_promised(steps: list[tuple[str, str]], size: int, overf
 
 @pytest.mark.parametrize("handlers", [1, 5])
 def test_slow_beside_quick(handlers: int) -> None:
-    """LSN-17: the slow use all of one half but the last, however many they are, and the quick have the other half."""
+    """The slow use all of one half but the last, however many they are, and the quick have the other half (LSN-17)."""
     shares = Shares(10, handlers=6)
     for number in range(handlers):
         shares.take(f"slow{number}")
@@ -82,7 +82,7 @@ def test_slow_beside_quick(handlers: int) -> None:
 
 
 def test_hanging_one_after_the_other() -> None:
-    """LSN-17: those of which it is not known yet count as slow, before another one has taken what they will need."""
+    """Those of which it is not known yet count as slow, before another one has taken what they will need (LSN-17)."""
     shares = Shares(10, handlers=6)
     for number in range(5):
         shares.take(f"slow{number}")
@@ -95,7 +95,7 @@ def test_hanging_one_after_the_other() -> None:
 
 
 def test_hanging_of_late() -> None:
-    """LSN-17: a quick handler that begins to hang gives up its half as soon as that shows."""
+    """A quick handler that begins to hang gives up its half as soon as that shows (LSN-17)."""
     shares = Shares(10)
     known(shares, "hangs", QUICK)
     known(shares, "quick", QUICK)
@@ -115,7 +115,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_failing_beside_quick(clock: list[float]) -> None:
-    """LSN-17: a handler that fails all the time holds one session while others hold some, and many otherwise."""
+    """A handler that fails all the time holds one session while others hold some, and many otherwise (LSN-17)."""
     shares = Shares(10)
     known(shares, "quick", QUICK)
     known(shares, "fails", QUICK, failed=True)
@@ -132,7 +132,7 @@ def test_failing_beside_quick(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("failing", [1, 5])
 def test_failing_handlers_rest(clock: list[float], failing: int) -> None:
-    """LSN-17: beside a busy handler all those that fail hold less than half a session, and rest for no one else."""
+    """Beside a busy handler all those that fail hold less than half a session, and rest for no one else (LSN-17)."""
     shares = Shares(10)
     known(shares, "quick", QUICK)
     names = [f"fails{number}" for number in range(failing)]
@@ -156,7 +156,7 @@ def test_failing_handlers_rest(clock: list[float], failing: int) -> None:
 
 
 def test_slow_commits() -> None:
-    """LSN-17: where every delivery takes a while, long is what takes longer than the others."""
+    """Where every delivery takes a while, long is what takes longer than the others (LSN-17)."""
     shares = Shares(10)
     known(shares, "quick", 0.15)
     known(shares, "slow", SLOW)
@@ -166,7 +166,7 @@ def test_slow_commits() -> None:
 
 
 def test_sessions_that_the_server_refuses() -> None:
-    """LSN-17: where there can be no more, the last one is still for a handler that holds none."""
+    """Where there can be no more, the last one is still for a handler that holds none (LSN-17)."""
     shares = Shares(10)
     known(shares, "slow", SLOW)
     shares.refused()
@@ -187,7 +187,7 @@ def claimed(payload: str) -> Delivery:
 
 
 def test_a_claim_is_bounded_in_characters_too() -> None:
-    """LSN-16, LSN-17: all handlers wait for a claim, so one of large payloads has few rows; the first one, too."""
+    """All handlers wait for a claim, so one of large payloads has few rows; the first one, too (LSN-16, LSN-17)."""
     registry = HandlerRegistry()
 
     async def coroutine(event: EventEnvelope) -> None: ...
@@ -204,9 +204,9 @@ def test_a_claim_is_bounded_in_characters_too() -> None:
 
 @pytest.mark.parametrize("concurrency", [5, 100])
 def test_a_burst_is_claimed_in_whole_batches(concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-17, LSN-16: the time in which a handler had nothing to do does not count against its pace.
+    """The time in which a handler had nothing to do does not count against its pace.
 
-    Nor does a pace of long ago count: what comes next may be slow, and is left to other workers.
+    Nor does a pace of long ago count: what comes next may be slow, and is left to other workers (LSN-17, LSN-16).
     """
     now = 1_000.0
     monkeypatch.setattr("holdfast.worker.queues.time.monotonic", lambda: now)
@@ -240,7 +240,7 @@ def test_a_burst_is_claimed_in_whole_batches(concurrency: int, monkeypatch: pyte
 
 
 def test_room_of_each_handler() -> None:
-    """LSN-17: `concurrency` is what one handler may run; threads and sessions limit those that need them."""
+    """`concurrency` is what one handler may run; threads and sessions limit those that need them (LSN-17)."""
     registry = HandlerRegistry()
 
     async def coroutine(event: EventEnvelope) -> None: ...

@@ -48,7 +48,7 @@ def entry(stream: io.StringIO) -> dict[str, object]:
 
 
 def test_retry(output: io.StringIO) -> None:
-    """RTY-3: operation, attempt, next attempt time and correlation id."""
+    """Operation, attempt, next attempt time and correlation id (RTY-3)."""
     log_fact(Retried(**COMMON, last_error="ConnectionError: no line", retry_in=12.3456))  # type: ignore[arg-type]
     found = entry(output)
     assert (found["event"], found["level"]) == ("delivery_retried", "warning")
@@ -59,7 +59,7 @@ def test_retry(output: io.StringIO) -> None:
 
 
 def test_failure(output: io.StringIO) -> None:
-    """DLQ-6: event_id, event_type, source, target, handler_name, last_error, attempts."""
+    """event_id, event_type, source, target, handler_name, last_error, attempts (DLQ-6)."""
     fact = Failed(**COMMON, failure_reason="rejected", last_error=None, error_signature="rejected")  # type: ignore[arg-type]
     log_fact(fact)
     found = entry(output)
@@ -72,7 +72,7 @@ def test_failure(output: io.StringIO) -> None:
 
 @pytest.mark.parametrize("level", ["info", "warning", "error"])
 def test_notice(output: io.StringIO, level: str) -> None:
-    """OBS-1: a notice is an entry of its name and level with its details."""
+    """A notice is an entry of its name and level with its details (OBS-1)."""
     log_fact(Notice(level, "events_unrouted", {"event_type": "order.strange", "target": None, "n": 1}))
     assert entry(output) == {
         "event": "events_unrouted",
@@ -84,7 +84,7 @@ def test_notice(output: io.StringIO, level: str) -> None:
 
 
 def test_lines_cannot_be_forged(output: io.StringIO) -> None:
-    """S22: line breaks and escapes in what others wrote stay inside one line of valid JSON."""
+    """Line breaks and escapes in what others wrote stay inside one line of valid JSON (S22)."""
     hostile = 'x\r\n{"event": "forged"}\x1b[31m\u2028'
     fact = Failed(
         **{**COMMON, "event_type": hostile, "source": hostile, "correlation_id": hostile},  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_lines_cannot_be_forged(output: io.StringIO) -> None:
 
 
 def test_facts_have_no_room_for_payloads() -> None:
-    """S7: no fact about a delivery has a field for a payload, headers or a token."""
+    """No fact about a delivery has a field for a payload, headers or a token (S7)."""
     for kind in (Retried, Failed):
         names = {each.name for each in dataclasses.fields(kind)}
         assert not names & {"payload", "headers", "lease_token", "token", "dsn"}
@@ -108,5 +108,5 @@ def test_facts_have_no_room_for_payloads() -> None:
 
 
 def test_counters_start_at_nothing() -> None:
-    """OBS-2: every counter is a whole number that starts at zero."""
+    """Every counter is a whole number that starts at zero (OBS-2)."""
     assert set(dataclasses.asdict(Counters()).values()) == {0}

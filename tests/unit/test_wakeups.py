@@ -11,7 +11,7 @@ from holdfast.worker.wakeups import Wakeups
 
 
 async def test_a_wakeup_before_the_wait_ends_it_at_once() -> None:
-    """LSN-1: what arrives while the claimer looks is not slept over."""
+    """What arrives while the claimer looks is not slept over (LSN-1)."""
     woken = Wakeups()
     woken.wake()
     assert woken.pending
@@ -23,7 +23,7 @@ async def test_a_wakeup_before_the_wait_ends_it_at_once() -> None:
 
 
 async def test_one_of_several_wakeups_asks_for_a_rescan() -> None:
-    """LSN-2: a rescan that was asked for is not forgotten for a later wake-up without one."""
+    """A rescan that was asked for is not forgotten for a later wake-up without one (LSN-2)."""
     woken = Wakeups()
     woken.look_again()
     woken.wake()
@@ -33,7 +33,7 @@ async def test_one_of_several_wakeups_asks_for_a_rescan() -> None:
 
 
 async def test_a_flood_of_wakeups_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-1: the first twenty in a second that find nothing cost no pause; the others do."""
+    """The first twenty in a second that find nothing cost no pause; the others do (LSN-1)."""
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -49,7 +49,7 @@ async def test_a_flood_of_wakeups_is_slowed_down(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_second_retry_after_the_alarm_has_run() -> None:
-    """LSN-3: also on uvloop, whose timers do not know their time once they have run."""
+    """Also on uvloop, whose timers do not know their time once they have run (LSN-3)."""
 
     async def twice() -> bool:
         wakeups = Wakeups()

@@ -62,37 +62,37 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_forbidden_import_is_named_in_every_package(complaints: str, package: str) -> None:
-    """RUN-2: an import against the direction of the layers is found wherever it is."""
+    """An import against the direction of the layers is found wherever it is (RUN-2)."""
     assert f"{package}.planted -> {forbidden_in(package)} (l.1)" in complaints
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_forbidden_import_is_named_in_every_contract(complaints: str, contract: str) -> None:
-    """RUN-2: contracts import no layer above them, and no logger."""
+    """Contracts import no layer above them, and no logger (RUN-2)."""
     assert f"{contract} -> {SKIN} (l." in complaints
     assert f"{contract} -> logging (l." in complaints
 
 
 def test_a_skin_that_reads_rows_is_named(complaints: str) -> None:
-    """RUN-2: the command line and other skins use the operator, who reads in postgres."""
+    """The command line and other skins use the operator, who reads in postgres (RUN-2)."""
     assert f"{SKIN}.reading -> holdfast.postgres.operations.status (l.1)" in complaints
 
 
 def test_a_module_without_a_layer_is_named(tmp_path: Path) -> None:
-    """RUN-2: a new module needs a place among the layers."""
+    """A new module needs a place among the layers (RUN-2)."""
     source = copied(tmp_path)
     (source / "holdfast" / "homeless.py").touch()
     assert "- holdfast.homeless" in complaints_about(source)
 
 
 def test_every_module_is_analysed() -> None:
-    """RUN-2: a package without __init__.py would be left out, and all its imports with it."""
+    """A package without __init__.py would be left out, and all its imports with it (RUN-2)."""
     analysed = grimp.build_graph("holdfast", cache_dir=None).modules
     assert analysed == set(FILES)
 
 
 def test_source_names_no_requirement() -> None:
-    """RUN-2: tests name the requirements they prove. The text of a released migration stays as it is."""
+    """Tests name the requirements they prove. The text of a released migration stays as it is (RUN-2)."""
     requirements = re.findall(r"^- \*\*([A-Z]+-\d+)\*\*", (ROOT / "docs" / "requirements.md").read_text(), re.MULTILINE)
     assert requirements
     named = re.compile(rf"\b({'|'.join(requirements)})\b")
@@ -106,7 +106,7 @@ def test_source_names_no_requirement() -> None:
 
 
 def test_exceptions_are_for_modules_that_exist() -> None:
-    """RUN-2: who may import a driver or a logger is a module or a package of the source."""
+    """Who may import a driver or a logger is a module or a package of the source (RUN-2)."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for contract in project["tool"]["importlinter"]["contracts"]:
         for exception in contract.get("ignore_imports", ()):

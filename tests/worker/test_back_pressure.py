@@ -18,7 +18,7 @@ SLOW_SETTLES = """
 
 
 async def test_unsettled_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-16: handled and not settled are at most two batches and what runs; payloads do not pile up."""
+    """Handled and not settled are at most two batches and what runs; payloads do not pile up (LSN-16)."""
     registry, handled, peak = HandlerRegistry(), 0, 0
 
     @registry.handler("order.placed", name="billing.charge")
@@ -36,7 +36,7 @@ async def test_unsettled_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_repeats_after_a_kill(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-16: a kill while commits are slow repeats no more than that."""
+    """A kill while commits are slow repeats no more than that (LSN-16)."""
     await conn.execute(SLOW_SETTLES)
     await publish_many(conn, "order.placed", 2500)
     settings = {"batch": 100, "concurrency": 20, "lease": 1.0, "poll_interval": 0.2}

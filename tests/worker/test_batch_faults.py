@@ -110,7 +110,7 @@ async def victim(
 
 @pytest.mark.parametrize("kind", (ASYNCPG, ASYNC_SESSION, PSYCOPG), ids=str)
 async def test_the_connection_is_cut_at_every_message(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
-    """LSN-12, LSN-5, P1: cut before each message of a batch's transaction, and in the COMMIT: each effect once."""
+    """Cut before each message of a batch's transaction, and in the COMMIT: each effect once (LSN-12, LSN-5, P1)."""
     await conn.execute(TABLE.replace("CONSTRAINT at_commit UNIQUE (n) DEFERRABLE INITIALLY DEFERRED", "CHECK (n >= 0)"))
     turn = asyncio.Lock()
     async with victim(dsn, conn, turn, kind, 0) as first:
@@ -139,7 +139,7 @@ async def test_the_connection_is_cut_at_every_message(dsn: str, conn: asyncpg.Co
 
 
 async def test_workers_are_killed_in_the_middle_of_batches(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3, LSN-12, P1, P2: kill -9 among batches: nothing is lost, and each effect is there once."""
+    """Kill -9 among batches: nothing is lost, and each effect is there once (LSN-3, LSN-12, P1, P2)."""
     await make_tables(conn)
     settings = {"lease": 1.5, "poll_interval": 0.5}
     count = 0

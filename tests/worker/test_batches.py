@@ -27,7 +27,7 @@ from tests.worker.support import Observed, drained, running, until
 
 
 async def test_events_are_gathered(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-12: a call has up to `batch` events, and those that are there when `within` has passed."""
+    """A call has up to `batch` events, and those that are there when `within` has passed (LSN-12)."""
     calls, registry = Calls(), HandlerRegistry()
 
     @registry.handler("order.placed", name="ledger.book_many", batch=40, within="100ms")
@@ -43,7 +43,7 @@ async def test_events_are_gathered(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_ten_poisoned_events_fail_alone(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-12: ten of 400 events make a call fail: they are found by halving, and only they count an attempt."""
+    """Ten of 400 events make a call fail: they are found by halving, and only they count an attempt (LSN-12)."""
     poison, calls, facts = set(range(7, 400, 40)), Calls(), Observed()
     registry, done = HandlerRegistry(), Counter[int]()
 
@@ -75,7 +75,7 @@ async def test_ten_poisoned_events_fail_alone(dsn: str, conn: asyncpg.Connection
 
 
 async def test_an_outcome_for_each_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-12: a list or a mapping says what becomes of each; an exception is judged by the retry policy."""
+    """A list or a mapping says what becomes of each; an exception is judged by the retry policy (LSN-12)."""
     registry, seen = HandlerRegistry(), Counter[int]()
 
     def result(event: EventEnvelope) -> Any:
@@ -118,7 +118,7 @@ async def test_an_outcome_for_each_event(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_nothing_succeeds(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-12: when every call fails, only what was called alone counts an attempt, and calls are bounded."""
+    """When every call fails, only what was called alone counts an attempt, and calls are bounded (LSN-12)."""
     calls, registry = Calls(), HandlerRegistry()
 
     @registry.handler("order.placed", name="ledger.book_many", batch=64, within="300ms", retry=PATIENT)
@@ -137,7 +137,7 @@ async def test_nothing_succeeds(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_cancelled_event_ends_the_call(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11, LSN-12: the call is made again without the event that was cancelled; the others count one attempt."""
+    """The call is made again without the event that was cancelled; the others count one attempt (LSN-11, LSN-12)."""
     calls, registry, hanging = Calls(), HandlerRegistry(), asyncio.Event()
 
     @registry.handler("order.placed", name="ledger.book_many", batch=10, within="100ms")
@@ -157,7 +157,7 @@ async def test_a_cancelled_event_ends_the_call(dsn: str, conn: asyncpg.Connectio
 
 @pytest.mark.parametrize("asynchronous", (True, False), ids=("async", "thread"))
 async def test_a_call_past_its_time_limit(dsn: str, conn: asyncpg.Connection, asynchronous: bool) -> None:
-    """LSN-11, LSN-12: an event that hangs is found by halving, and fails alone."""
+    """An event that hangs is found by halving, and fails alone (LSN-11, LSN-12)."""
     calls, registry, done = Calls(), HandlerRegistry(), Counter[int]()
 
     async def book_many(events: list[EventEnvelope]) -> None:
@@ -184,7 +184,7 @@ async def test_a_call_past_its_time_limit(dsn: str, conn: asyncpg.Connection, as
 
 
 async def test_a_worker_that_stops_gives_batches_back(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-6, LSN-12: what runs has the grace, what gathers is given back, and nothing counts an attempt."""
+    """What runs has the grace, what gathers is given back, and nothing counts an attempt (LSN-6, LSN-12)."""
     calls, registry, facts = Calls(), HandlerRegistry(), Observed()
 
     @registry.handler("order.placed", name="ledger.book_many", batch=5, within="50ms")
@@ -201,7 +201,7 @@ async def test_a_worker_that_stops_gives_batches_back(dsn: str, conn: asyncpg.Co
 
 
 async def test_publishing_in_bulk_is_one_statement(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-4, LSN-12: what a handler publishes for many events is one statement in its transaction."""
+    """What a handler publishes for many events is one statement in its transaction (PUB-4, LSN-12)."""
     registry, sent = HandlerRegistry(), Counter[str]()
     publisher = Publisher("ledger")
 
@@ -226,7 +226,7 @@ async def test_publishing_in_bulk_is_one_statement(dsn: str, conn: asyncpg.Conne
 
 
 async def test_an_error_that_is_returned_was_raised_nowhere(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-12: a dead letter names a line of the user's code or none, and never one of ours."""
+    """A dead letter names a line of the user's code or none, and never one of ours (LSN-12)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="ledger.book_many", batch=10, within="10ms", retry=ONCE)

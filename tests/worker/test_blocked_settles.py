@@ -75,7 +75,7 @@ async def holding(
 
 @pytest.mark.parametrize("count", [1, 60])
 async def test_a_blocked_row_holds_up_no_other(dsn: str, conn: asyncpg.Connection, logins: Logins, count: int) -> None:
-    """LSN-3, OPS-6: the others are settled at once; its own handler runs once, however long it takes."""
+    """The others are settled at once; its own handler runs once, however long it takes (LSN-3, OPS-6)."""
     runs: Counter[str] = Counter()
     facts = Facts()
     async with running(dsn, registry(runs), facts, lease=1.0, poll_interval=0.2):
@@ -103,7 +103,7 @@ async def test_a_blocked_row_holds_up_no_other(dsn: str, conn: asyncpg.Connectio
 async def test_a_worker_that_stops_settles_what_it_has_handled(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
-    """LSN-3: without the inbox row, which it cannot have, so that no other worker runs the handler again."""
+    """Without the inbox row, which it cannot have, so that no other worker runs the handler again (LSN-3)."""
     runs: Counter[str] = Counter()
     async with holding(logins, PLAIN, "order.placed", 3) as events:
         async with running(dsn, registry(runs)):
@@ -115,7 +115,7 @@ async def test_a_worker_that_stops_settles_what_it_has_handled(
 async def test_blocked_transactional_handlers_leave_the_sessions_to_others(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
-    """LSN-3, OPS-6: more of them than there are sessions; they count no attempt, and run when they can."""
+    """More of them than there are sessions; they count no attempt, and run when they can (LSN-3, OPS-6)."""
     runs: Counter[str] = Counter()
     async with running(dsn, registry(runs), connections=2, poll_interval=0.2):
         async with holding(logins, TRANSACTIONAL, "order.paid", 8) as events:
@@ -134,7 +134,7 @@ async def test_blocked_transactional_handlers_leave_the_sessions_to_others(
 async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
-    """LSN-3, OPS-6: it waits for the producer a moment, not seconds, and meanwhile its session is for others."""
+    """It waits for the producer a moment, not seconds, and meanwhile its session is for others (LSN-3, OPS-6)."""
     runs: Counter[str] = Counter()
     async with running(dsn, registry(runs), connections=1, poll_interval=0.2):
         async with holding(logins, TRANSACTIONAL, "order.paid", 4):
@@ -150,7 +150,7 @@ async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
 async def test_many_blocked_rows_hold_up_no_transactional_handler(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
-    """LSN-3, OPS-6: the handler's other events run between them, whatever the sources are; it is reported once."""
+    """The handler's other events run between them, whatever the sources are; it is reported once (LSN-3, OPS-6)."""
     runs: Counter[str] = Counter()
     facts = Facts()
     async with running(dsn, registry(runs), facts, connections=2, poll_interval=0.2):
@@ -168,7 +168,7 @@ async def test_many_blocked_rows_hold_up_no_transactional_handler(
 
 
 async def test_blocked_rows_are_unsettled_within_bounds(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
-    """LSN-16: as many as others; past that the handled ones are settled without their inbox rows."""
+    """As many as others; past that the handled ones are settled without their inbox rows (LSN-16)."""
     handled, peak = 0, 0
     registry = HandlerRegistry()
 
@@ -189,7 +189,7 @@ async def test_blocked_rows_are_unsettled_within_bounds(dsn: str, conn: asyncpg.
 
 
 async def test_blocked_rows_take_no_others_with_them(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
-    """LSN-3: of the same batch, handler and neighbouring sources; those are settled with their inbox rows."""
+    """Of the same batch, handler and neighbouring sources; those are settled with their inbox rows (LSN-3)."""
     runs: Counter[str] = Counter()
     unsettled = "SELECT count(*) = 0 FROM core.outbox WHERE source = 'shop' AND settled_at IS NULL"
     async with (
@@ -214,7 +214,7 @@ async def test_blocked_rows_take_no_others_with_them(dsn: str, conn: asyncpg.Con
 async def test_a_reaction_holds_no_row_that_is_deleted_with_its_delivery(
     dsn: str, conn: asyncpg.Connection, logins: Logins, event_type: str
 ) -> None:
-    """LSN-3: a producer that has locked its event while the handler runs keeps neither the session nor the lease."""
+    """A producer that has locked its event while the handler runs keeps neither the session nor the lease (LSN-3)."""
     await conn.execute("SELECT core.retention_set('ann', NULL, 'outbox_row', '*', 0, 0, 'HARD_DELETE')")
     begun, locked, handlers = asyncio.Event(), asyncio.Event(), HandlerRegistry()
 
@@ -250,7 +250,7 @@ async def test_a_reaction_holds_no_row_that_is_deleted_with_its_delivery(
 
 
 async def test_doctor_names_the_session(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
-    """OPS-6: with its pid, its login, and since when."""
+    """With its pid, its login, and since when (OPS-6)."""
     async with holding(logins, PLAIN, "order.placed"):
         report = await examine(conn, limits=Limits(blocked=timedelta(0)))
         pid = await conn.fetchval("SELECT pid FROM pg_stat_activity WHERE application_name = 'bank app'")

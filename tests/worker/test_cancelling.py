@@ -15,7 +15,7 @@ from tests.worker.support import Facts, drained, running, until
 
 
 async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11, S6: any role may send a notification; only the database's word ends a handler."""
+    """Any role may send a notification; only the database's word ends a handler (LSN-11, S6)."""
     registry, started, finished = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -46,7 +46,7 @@ async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Con
 async def test_a_handler_that_swallows_its_cancellation_is_reported(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-4: nothing can end it, so a notice names it, and another what the end of the worker waits for."""
+    """Nothing can end it, so a notice names it, and another what the end of the worker waits for (LSN-4)."""
     monkeypatch.setattr("holdfast.worker.dispatcher._CANCEL_NOTICE", 0.1)
     registry, facts, names = HandlerRegistry(), Facts(), list[str]()
 
@@ -69,7 +69,9 @@ async def test_a_handler_that_swallows_its_cancellation_is_reported(
 
 
 async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: its transaction holds the row, so the wish is written down; the handler ends, and nothing stays of it."""
+    """Its transaction holds the row, so the wish is written down; the handler ends, and nothing stays of it
+    (LSN-11).
+    """
     await conn.execute("CREATE TABLE ledger (n int)")
     registry, started = HandlerRegistry(), asyncio.Event()
     runs = 0
@@ -97,7 +99,7 @@ async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: 
 
 
 async def test_one_dead_worker_does_not_fail_what_it_had_not_started(dsn: str, conn: asyncpg.Connection) -> None:
-    """A3, DLQ-1: a handler with a single attempt still gets the events that a worker took to its grave."""
+    """A handler with a single attempt still gets the events that a worker took to its grave (A3, DLQ-1)."""
     registry, seen = HandlerRegistry(), set()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))

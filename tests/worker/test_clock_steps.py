@@ -57,7 +57,7 @@ async def outbox(dsn: str) -> AsyncIterator[Outbox]:
 async def test_deliveries_survive_a_step(
     stepping: SteppingServer, sessions: list[asyncpg.Connection], step: str
 ) -> None:
-    """LSN-3, T14: a live lease is kept, a dead one ends, what is due at once is, a retry comes, slots once."""
+    """A live lease is kept, a dead one ends, what is due at once is, a retry comes, slots once (LSN-3, T14)."""
     registry, runs = HandlerRegistry(), list[str]()
     finish = asyncio.Event()
 
@@ -119,7 +119,7 @@ async def test_deliveries_survive_a_step(
 
 
 async def test_a_step_back_while_no_worker_lives(stepping: SteppingServer, sessions: list[asyncpg.Connection]) -> None:
-    """LSN-3, T14: what a dead worker held and what was due is delivered by the worker that starts after the step."""
+    """What a dead worker held and what was due is delivered by the worker that starts after the step (LSN-3, T14)."""
     registry, runs = HandlerRegistry(), list[UUID]()
 
     @registry.handler("order.placed", name="billing.placed")
@@ -156,7 +156,7 @@ async def test_a_step_back_while_no_worker_lives(stepping: SteppingServer, sessi
 
 
 def test_a_step_forward_does_not_end_leases() -> None:
-    """LSN-3: for the longest lease time in the fleet the worker goes by the clock before the step."""
+    """For the longest lease time in the fleet the worker goes by the clock before the step (LSN-3)."""
     clock, now = DatabaseClock(30.0), steady()
     assert clock.ended_before() is None
     clock.observe(NOON - timedelta(seconds=61), now - 61.002, now - 61)
@@ -197,7 +197,7 @@ def _near(found: datetime | None, wanted: datetime) -> bool:
 
 
 async def test_the_claim_goes_by_the_earlier_time(outbox: Outbox) -> None:
-    """LSN-3: a lease has ended when it has by the database's clock and by the worker's reckoning."""
+    """A lease has ended when it has by the database's clock and by the worker's reckoning (LSN-3)."""
     (held,) = await _held(outbox)
     await outbox.expire_lease(held.id)
     long_ago = datetime.now(UTC) - timedelta(hours=2)
@@ -206,7 +206,7 @@ async def test_the_claim_goes_by_the_earlier_time(outbox: Outbox) -> None:
 
 
 async def test_times_of_workers_move_with_a_step_back(outbox: Outbox) -> None:
-    """T14: retries and snoozes move once, however many workers see the step; a producer's own time stays."""
+    """Retries and snoozes move once, however many workers see the step; a producer's own time stays (T14)."""
     conn = outbox.connection
     snoozed, retried, held = await _held(outbox, 3)
     delayed = await outbox.insert(available_at=datetime.now(UTC) + timedelta(minutes=90))
@@ -239,7 +239,7 @@ async def test_times_of_workers_move_with_a_step_back(outbox: Outbox) -> None:
 
 
 async def test_a_jump_back_waits_to_be_recorded(outbox: Outbox) -> None:
-    """T14: also while no worker lives for a time; a clock that was set right again leaves nothing to repair."""
+    """Also while no worker lives for a time; a clock that was set right again leaves nothing to repair (T14)."""
     conn, alive = outbox.connection, "SELECT core.worker_alive(gen_random_uuid(), interval '30 seconds')"
     unrecorded = "SELECT core.clock_unrecorded()"
     assert await conn.fetchval(unrecorded) is None
@@ -254,7 +254,7 @@ async def test_a_jump_back_waits_to_be_recorded(outbox: Outbox) -> None:
 
 
 async def test_nothing_is_deleted_early(conn: asyncpg.Connection) -> None:
-    """T14: after +10 years workers do not sweep, and an idempotency record is kept as long as was promised."""
+    """After +10 years workers do not sweep, and an idempotency record is kept as long as was promised (T14)."""
     begin = "SELECT core.idempotency_begin('tenant', 'key', ARRAY['hash'], 1, interval '1 hour', 2000, NULL)"
     assert await conn.fetchval(begin) is None
     await conn.execute("UPDATE core.sweeps SET finished_at = now() - interval '1 day'")
@@ -272,7 +272,7 @@ async def test_nothing_is_deleted_early(conn: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("shown", [timedelta(0), timedelta(minutes=1), -timedelta(minutes=1)])
 async def test_a_step_that_only_one_worker_tells_of_is_not_believed(outbox: Outbox, shown: timedelta) -> None:
-    """SEC-1: the database has its own evidence; neither sweeps nor delays follow a worker that makes a step up."""
+    """The database has its own evidence; neither sweeps nor delays follow a worker that makes a step up (SEC-1)."""
     conn = outbox.connection
     (retried,) = await _held(outbox, 1)
     await outbox.retry(retried, delay=5400, error="one")
@@ -291,7 +291,7 @@ async def test_a_step_that_only_one_worker_tells_of_is_not_believed(outbox: Outb
 
 
 async def test_a_transaction_that_stays_open_makes_no_step(dsn: str, outbox: Outbox) -> None:
-    """SEC-1: nor does one that holds the row hold up another worker's heartbeat."""
+    """Nor does one that holds the row hold up another worker's heartbeat (SEC-1)."""
     old = await asyncpg.connect(dsn)
     transaction = old.transaction()
     await transaction.start()
@@ -309,7 +309,7 @@ async def test_a_transaction_that_stays_open_makes_no_step(dsn: str, outbox: Out
 
 
 async def test_the_largest_number_of_attempts(outbox: Outbox) -> None:
-    """T28: a row whose attempts are at the maximum does not stop its lane."""
+    """A row whose attempts are at the maximum does not stop its lane (T28)."""
     conn = outbox.connection
     first, second = await outbox.insert(), await outbox.insert(event_version=2**31 - 1)
     await conn.execute("UPDATE core.outbox SET attempts = 2147483647 WHERE id = $1", first)
@@ -322,7 +322,7 @@ async def test_the_largest_number_of_attempts(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("heard", [timedelta(minutes=-5), timedelta(hours=1)], ids=["long ago", "before a step back"])
 async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox, heard: timedelta) -> None:
-    """LSN-3, OPS: fenced, audited, no attempt counted, off the list; refused while the worker lives."""
+    """Fenced, audited, no attempt counted, off the list; refused while the worker lives."""
     conn = outbox.connection
     worker = uuid4()
     held = await _held(outbox, 2, worker=worker)
@@ -348,7 +348,7 @@ async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox
 
 
 async def test_doctor_names_leases_far_ahead(dsn: str, outbox: Outbox) -> None:
-    """T14: a lease beyond any lease, with the command that releases it."""
+    """A lease beyond any lease, with the command that releases it (T14)."""
     conn = outbox.connection
     worker = uuid4()
     (held,) = await _held(outbox, worker=worker)

@@ -105,7 +105,7 @@ async def publish(conn: asyncpg.Connection, event_type: str, count: int = 1) -> 
 
 
 async def test_handlers_run_and_sigterm_exits_0(worker: Any, conn: asyncpg.Connection) -> None:
-    """LSN-4: stopped by the first signal, with nothing left behind."""
+    """Stopped by the first signal, with nothing left behind (LSN-4)."""
     async with worker("--name", "web") as command:
         await command.started()
         await publish(conn, "order.placed")
@@ -119,7 +119,7 @@ async def test_handlers_run_and_sigterm_exits_0(worker: Any, conn: asyncpg.Conne
 
 
 async def test_a_thread_that_does_not_end_cannot_hold_the_exit(worker: Any, conn: asyncpg.Connection) -> None:
-    """LSN-4: after the grace the event is given back, with no attempt burned, and the process ends."""
+    """After the grace the event is given back, with no attempt burned, and the process ends (LSN-4)."""
     async with worker("--grace", "0.5") as command:
         await command.started()
         await publish(conn, "order.slow")
@@ -130,7 +130,7 @@ async def test_a_thread_that_does_not_end_cannot_hold_the_exit(worker: Any, conn
 
 
 async def test_a_schema_of_another_version_is_one_line_with_the_command(worker: Any, empty_dsn: str) -> None:
-    """OBX-3: exit 1, for one process and for several."""
+    """Exit 1, for one process and for several (OBX-3)."""
     for options in ([], ["--processes", "2"]):
         async with worker(*options, environment={"HOLDFAST_DSN": empty_dsn}) as command:
             assert await command.ended() == 1
@@ -141,7 +141,7 @@ async def test_a_schema_of_another_version_is_one_line_with_the_command(worker: 
 
 
 async def test_several_processes_share_the_work_and_end_together(worker: Any, conn: asyncpg.Connection) -> None:
-    """OPS-1, LSN-3: a child that was killed is replaced, and one signal ends them all."""
+    """A child that was killed is replaced, and one signal ends them all (OPS-1, LSN-3)."""
     async with worker("--processes", "2", "--lease", "1", "--poll-interval", "0.5") as command:
         await command.started(2)
         first = command.children()
@@ -158,7 +158,7 @@ async def test_several_processes_share_the_work_and_end_together(worker: Any, co
 
 
 async def test_children_end_with_a_supervisor_that_was_killed(worker: Any) -> None:
-    """OPS-1: nobody is left to stop them, so they stop themselves."""
+    """Nobody is left to stop them, so they stop themselves (OPS-1)."""
     async with worker("--processes", "2", "--grace", "1") as command:
         await command.started(2)
         children = command.children()
@@ -168,7 +168,7 @@ async def test_children_end_with_a_supervisor_that_was_killed(worker: Any) -> No
 
 
 async def test_a_supervised_child_takes_a_second_signal_calmly(worker: Any, conn: asyncpg.Connection) -> None:
-    """LSN-4: a service manager signals parent and children alike; handlers still get their grace."""
+    """A service manager signals parent and children alike; handlers still get their grace (LSN-4)."""
     async with worker("--processes", "2", "--grace", "1") as command:
         await command.started(2)
         children = command.children()

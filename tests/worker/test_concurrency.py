@@ -13,7 +13,7 @@ from tests.worker.support import Facts, publish_many, running, until
 
 
 async def test_it_grows_with_handlers_that_wait(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-15: more run at once than the worker started with, and metrics, health and the log say so."""
+    """More run at once than the worker started with, and metrics, health and the log say so (LSN-15)."""
     registry, facts, now, peak = HandlerRegistry(), Facts(), 0, 0
 
     @registry.handler("order.placed", name="billing.charge")
@@ -34,7 +34,7 @@ async def test_it_grows_with_handlers_that_wait(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_it_shrinks_with_handlers_that_block(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-15: fewer begin at once while one handler blocks the loop; a handler's own limit is never exceeded."""
+    """Fewer begin at once while one handler blocks the loop; a handler's own limit is never exceeded (LSN-15)."""
     registry, running_now, most = HandlerRegistry(), 0, 0
 
     @registry.handler("order.placed", name="billing.charge")

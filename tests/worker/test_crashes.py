@@ -39,9 +39,9 @@ LEASE, POLL = 2.0, 1.0
 
 @pytest.mark.slow
 async def test_ten_kills_with_a_thousand_events(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3, A1, A6, P1, P2, P3: nothing lost, each effect once, redelivery bounded and in time.
+    """Nothing lost, each effect once, redelivery bounded and in time.
 
-    Both workers have one name: what a worker is called must not matter to what it holds.
+    Both workers have one name: what a worker is called must not matter to what it holds (LSN-3, A1, A6, P1, P2, P3).
     """
     await make_tables(conn)
     settings = {"lease": LEASE, "poll_interval": POLL, "concurrency": 10, "connections": 10, "name": "same"}
@@ -87,7 +87,7 @@ async def test_ten_kills_with_a_thousand_events(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_killed_between_effect_and_settle(dsn: str, conn: asyncpg.Connection) -> None:
-    """A2: what a plain handler did outside its delivery happens again, and the second attempt is settled."""
+    """What a plain handler did outside its delivery happens again, and the second attempt is settled (A2)."""
     await make_tables(conn)
     events = await publish_many(conn, "order.placed", 5)
     settings = {"lease": 1.0, "poll_interval": 0.5}
@@ -102,7 +102,7 @@ async def test_killed_between_effect_and_settle(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_killed_right_after_the_commit(dsn: str, conn: asyncpg.Connection) -> None:
-    """A2, P2: a transactional delivery is settled by its own commit: nothing is run again."""
+    """A transactional delivery is settled by its own commit: nothing is run again (A2, P2)."""
     await make_tables(conn)
     identity = await publish(conn, "order.placed", {"n": 0})
     settings = {"lease": 1.0, "poll_interval": 0.5}
@@ -118,7 +118,7 @@ async def test_killed_right_after_the_commit(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_inbox_decides_about_a_redelivery(dsn: str, conn: asyncpg.Connection) -> None:
-    """A2, LSN-6: a delivery whose key is in the inbox is settled without a run."""
+    """A delivery whose key is in the inbox is settled without a run (A2, LSN-6)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -134,7 +134,7 @@ async def test_inbox_decides_about_a_redelivery(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_handler_that_always_kills_its_worker(dsn: str, conn: asyncpg.Connection) -> None:
-    """A3, P6: after its attempts it fails with max_deliveries, not run again, and every other event is delivered."""
+    """After its attempts it fails with max_deliveries, not run again, and every other event is delivered (A3, P6)."""
     await make_tables(conn)
     deadly = await publish(conn, "order.deadly", {"n": -1})
     others = await publish_many(conn, "order.placed", 30)
@@ -165,7 +165,7 @@ async def test_handler_that_always_kills_its_worker(dsn: str, conn: asyncpg.Conn
 
 
 async def test_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, conn: asyncpg.Connection) -> None:
-    """A4, LSN-3: blocked for three leases it is not run by the idle worker beside it, and a notice names it."""
+    """Blocked for three leases it is not run by the idle worker beside it, and a notice names it (A4, LSN-3)."""
     await make_tables(conn)
     lease = 1.0
     settings = {"lease": lease, "poll_interval": 0.2}
@@ -183,7 +183,7 @@ async def test_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, conn: asyn
 async def test_an_answer_that_waited_longer_than_the_lease(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A4, LSN-3: a claim is answered while the loop is blocked. What others took meanwhile is theirs."""
+    """A claim is answered while the loop is blocked. What others took meanwhile is theirs (A4, LSN-3)."""
     seen: list[int] = []
     registry = HandlerRegistry()
 
@@ -212,7 +212,7 @@ async def test_an_answer_that_waited_longer_than_the_lease(
 
 
 async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection) -> None:
-    """A5, LSN-3: what waits in a slow worker's buffer is renewed: no event is run twice, with two workers at it."""
+    """What waits in a slow worker's buffer is renewed: no event is run twice, with two workers at it (A5, LSN-3)."""
     runs: Counter[int] = Counter()
 
     def registry() -> HandlerRegistry:
@@ -237,7 +237,7 @@ async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_recovery_beside_a_backlog(dsn: str, conn: asyncpg.Connection) -> None:
-    """P3: rows of a dead worker do not wait until the survivor has drained everything that came later."""
+    """Rows of a dead worker do not wait until the survivor has drained everything that came later (P3)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -264,7 +264,7 @@ async def test_recovery_beside_a_backlog(dsn: str, conn: asyncpg.Connection) -> 
 async def test_the_lease_keeper_survives_everything(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-3: whatever goes wrong in one beat, the next one extends the leases."""
+    """Whatever goes wrong in one beat, the next one extends the leases (LSN-3)."""
     registry, runs, calls = HandlerRegistry(), [], []
     errors = [asyncpg.DeadlockDetectedError("40P01"), RuntimeError("a defect")]
 
@@ -292,7 +292,7 @@ async def test_the_lease_keeper_survives_everything(
 
 
 async def test_frozen_worker_is_fenced(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: a worker that was stopped for longer than its lease settles nothing when it wakes."""
+    """A worker that was stopped for longer than its lease settles nothing when it wakes (LSN-3)."""
     await make_tables(conn)
     settings = {"lease": 1.0, "poll_interval": 0.3}
     async with process(dsn, "ledger", **settings) as frozen:

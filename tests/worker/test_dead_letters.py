@@ -24,7 +24,7 @@ from tests.worker.support import (
 
 
 async def test_fail_fix_replay(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-1, DLQ-3: the failed row is in the dead-letter queue; after the fix the operator's replay delivers it."""
+    """The failed row is in the dead-letter queue; after the fix the operator's replay delivers it (DLQ-1, DLQ-3)."""
     registry, facts, seen, broken = HandlerRegistry(), Facts(), [], True
     policy = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
@@ -61,7 +61,7 @@ async def test_fail_fix_replay(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_history_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-3, D4: twenty-five failures and replays leave the last cycles, at most twenty, in at most 64 KiB."""
+    """Twenty-five failures and replays leave the last cycles, at most twenty, in at most 64 KiB (DLQ-3, D4)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -109,7 +109,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_hostile_errors_are_stored_bounded(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """D4, DLQ-1: whatever the error is like, the row's state is right and its text is at most 8 KiB."""
+    """Whatever the error is like, the row's state is right and its text is at most 8 KiB (D4, DLQ-1)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -132,7 +132,7 @@ async def test_hostile_errors_are_stored_bounded(dsn: str, conn: asyncpg.Connect
 
 
 async def test_redactor_is_applied_before_store_and_log(dsn: str, conn: asyncpg.Connection) -> None:
-    """D5, DLQ-1: what the hook takes out is neither in the row, nor in its history, nor told."""
+    """What the hook takes out is neither in the row, nor in its history, nor told (D5, DLQ-1)."""
     registry, facts = HandlerRegistry(), Facts()
     policy = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
@@ -151,7 +151,7 @@ async def test_redactor_is_applied_before_store_and_log(dsn: str, conn: asyncpg.
 
 
 async def test_broken_redactor_withholds_the_text(dsn: str, conn: asyncpg.Connection) -> None:
-    """D5: a hook that raises keeps the text back; the row is settled all the same."""
+    """A hook that raises keeps the text back; the row is settled all the same (D5)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -179,7 +179,7 @@ POISON = {
 
 
 async def test_poison_rows_fail_alone(dsn: str, conn: asyncpg.Connection) -> None:
-    """P6: rows that Python cannot decode fail after one attempt, and everything around them is delivered."""
+    """Rows that Python cannot decode fail after one attempt, and everything around them is delivered (P6)."""
     registry, facts, seen = HandlerRegistry(), Facts(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -208,7 +208,7 @@ async def test_poison_rows_fail_alone(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 async def test_odd_headers_are_no_obstacle(dsn: str, conn: asyncpg.Connection) -> None:
-    """P6: headers that another language wrote in another shape neither fail the event nor hide the failure."""
+    """Headers that another language wrote in another shape neither fail the event nor hide the failure (P6)."""
     registry, facts, seen = HandlerRegistry(), Facts(), []
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -237,7 +237,7 @@ async def test_odd_headers_are_no_obstacle(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_poison_costs_little(dsn: str, conn: asyncpg.Connection) -> None:
-    """P6: one bad event in a hundred leaves the drain of the others at its pace."""
+    """One bad event in a hundred leaves the drain of the others at its pace (P6)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")

@@ -6,7 +6,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryP
 
 
 async def test_drain_works_through_what_is_due_and_ends(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, PUB-2: a chain of events is followed to its end; delayed events and later retries stay."""
+    """A chain of events is followed to its end; delayed events and later retries stay (LSN-1, PUB-2)."""
     registry, publisher, seen = HandlerRegistry(), Publisher("shop"), []
 
     @registry.handler("order.placed", name="billing.charge")

@@ -21,7 +21,7 @@ from tests.worker.support import (
 
 @pytest.mark.parametrize("kind", ["async", "sync", "tx"])
 async def test_key_published_again_later(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """LSN-6, PUB-5: the second event of a key is delivered, counted as a duplicate, and not run."""
+    """The second event of a key is delivered, counted as a duplicate, and not run (LSN-6, PUB-5)."""
     await make_tables(conn)
     registry, seen = HandlerRegistry(), []
 
@@ -56,7 +56,7 @@ async def test_key_published_again_later(dsn: str, conn: asyncpg.Connection, kin
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_key_published_twice_in_one_batch(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """LSN-6, PUB-5: both are claimed together, and still one of them runs."""
+    """Both are claimed together, and still one of them runs (LSN-6, PUB-5)."""
     registry, seen = HandlerRegistry(), []
 
     if transactional:
@@ -84,7 +84,7 @@ async def test_key_published_twice_in_one_batch(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_failure_frees_the_key_for_its_twin(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-6, E2: of two events with one key the first fails for good; the second runs."""
+    """Of two events with one key the first fails for good; the second runs (LSN-6, E2)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -103,7 +103,7 @@ async def test_failure_frees_the_key_for_its_twin(dsn: str, conn: asyncpg.Connec
 
 
 async def test_each_handler_has_its_own_inbox(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-6: the key is taken per handler: two handlers, two events of one key, one effect each."""
+    """The key is taken per handler: two handlers, two events of one key, one effect each (LSN-6)."""
     registry, seen = HandlerRegistry(), []
     for name in ("billing.charge", "mail.thank"):
 
@@ -120,7 +120,7 @@ async def test_each_handler_has_its_own_inbox(dsn: str, conn: asyncpg.Connection
 
 
 async def test_duplicates_racing_in_two_workers(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-6, E1, P2: transactional effects happen once, whichever worker has which copy."""
+    """Transactional effects happen once, whichever worker has which copy (LSN-6, E1, P2)."""
     await make_tables(conn)
 
     def registry() -> HandlerRegistry:

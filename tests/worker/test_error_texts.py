@@ -50,7 +50,7 @@ def test_sentences_about_secrets_stay(text: str) -> None:
 
 
 def test_the_type_of_an_error_stays() -> None:
-    """DLQ-7: however much of the text is hidden."""
+    """However much of the text is hidden (DLQ-7)."""
     text = describe(RuntimeError("password=" * 20_000 + "tail")).text
     assert text.startswith("RuntimeError:") and text.count("truncated") == 1
 
@@ -74,7 +74,7 @@ class Returning:
     ],
 )
 def test_a_wrong_result_is_blamed_on_the_handler(function: object, name: str) -> None:
-    """DLQ-7: on its definition, because its code has ended."""
+    """On its definition, because its code has ended (DLQ-7)."""
     handler = HandlerRegistry().add("shop.pack", ("order.placed",), function)  # type: ignore[arg-type]
     with pytest.raises(TerminalHandlerError) as caught:
         handler.outcome_of({})
@@ -85,7 +85,7 @@ def test_a_wrong_result_is_blamed_on_the_handler(function: object, name: str) ->
 
 
 def test_a_group_of_errors_shows_its_first_member() -> None:
-    """DLQ-7: the text of the group itself says nothing."""
+    """The text of the group itself says nothing (DLQ-7)."""
     text = describe(ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("no price"), KeyError("x")])).text
     assert first_line(text) == (
         "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): ValueError: no price"

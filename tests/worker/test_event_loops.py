@@ -28,7 +28,7 @@ def _registry(seen: list[str]) -> HandlerRegistry:
 
 @pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
 async def test_worker_on_a_loop_of_its_own(dsn: str, conn: asyncpg.Connection, loop_factory: object) -> None:
-    """T31: in a thread beside the loop of a service, as a program on trio or in a notebook would run it."""
+    """In a thread beside the loop of a service, as a program on trio or in a notebook would run it (T31)."""
     seen: list[str] = []
     for _ in range(2):
         await publish(conn, "order.placed")
@@ -44,7 +44,7 @@ async def test_worker_on_a_loop_of_its_own(dsn: str, conn: asyncpg.Connection, l
 
 
 async def test_two_workers_on_one_loop(dsn: str, conn: asyncpg.Connection) -> None:
-    """T31: as in a notebook whose cell was run twice."""
+    """As in a notebook whose cell was run twice (T31)."""
     seen: list[str] = []
     await publish(conn, "order.placed")
     async with Worker(dsn, _registry(seen)), Worker(dsn, _registry(seen)):
@@ -54,7 +54,7 @@ async def test_two_workers_on_one_loop(dsn: str, conn: asyncpg.Connection) -> No
 
 @pytest.mark.parametrize("how", ["run", "aenter"])
 def test_without_asyncio_it_is_refused(how: str) -> None:
-    """T31: trio drives coroutines itself; the worker says what it needs before it does anything."""
+    """Trio drives coroutines itself; the worker says what it needs before it does anything (T31)."""
     worker = Worker("postgresql://localhost/shop", _registry([]))
     work = worker.run() if how == "run" else worker.__aenter__()
     with pytest.raises(ConfigurationError, match=r"outside a running asyncio event loop.*asyncio\.run"):

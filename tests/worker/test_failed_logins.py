@@ -64,7 +64,7 @@ def login(dsn: str, postgres_server: SessionServer) -> Iterator[Login]:
 @pytest.mark.new_database
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_refused_logins_are_an_outage(dsn: str, login: Login, fault: str) -> None:
-    """LSN-2, LSN-5, T12: no finished handler runs again, no attempt is counted without a run; back within 5 s."""
+    """No finished handler runs again, no attempt is counted without a run; back within 5 s (LSN-2, LSN-5, T12)."""
     conn = await asyncpg.connect(dsn)
     await make_tables(conn)
     await conn.execute(f"GRANT INSERT ON ledger TO {login.name}")
@@ -128,7 +128,7 @@ def _closed(login: Login) -> bool:
 
 
 async def test_worker_does_not_claim_again_what_it_has_handled(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3, T12: after an outage longer than its leases, the claim is back before the settle: nothing runs again."""
+    """After an outage longer than its leases, the claim is back before the settle: nothing runs again (LSN-3, T12)."""
     seen: Counter[int] = Counter()
     registry = HandlerRegistry()
 
@@ -154,7 +154,7 @@ async def test_worker_does_not_claim_again_what_it_has_handled(dsn: str, conn: a
 
 
 async def test_wrong_password_at_the_start_is_an_answer(dsn: str, login: Login) -> None:
-    """T12: a worker that has never been connected says what is wrong, and ends."""
+    """A worker that has never been connected says what is wrong, and ends (T12)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -167,7 +167,7 @@ async def test_wrong_password_at_the_start_is_an_answer(dsn: str, login: Login) 
 
 
 async def test_no_connections_for_slow_handlers(conn: asyncpg.Connection, login: Login) -> None:
-    """LSN-17: where the server allows no more than `connections`, one is left for a handler that has none."""
+    """Where the server allows no more than `connections`, one is left for a handler that has none (LSN-17)."""
     registry, released, done = HandlerRegistry(), asyncio.Event(), Counter[str]()
 
     @registry.handler("slow.happened", name="slow.call")

@@ -36,7 +36,7 @@ def noting(seen: list[tuple[str, int]], *names: str, event_type: str = "order.pl
 
 
 async def test_only_the_failing_handler_is_tried_again(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7, E3: of three handlers one fails for good: the others run once, and each has its own row."""
+    """Of three handlers one fails for good: the others run once, and each has its own row (LSN-7, E3)."""
     seen: list[tuple[str, int]] = []
     registry = noting(seen, "billing.charge", "mail.thank")
     policy = RetryPolicy(max_attempts=3, base_delay=0.001, max_delay=0.001)
@@ -82,7 +82,7 @@ async def test_only_the_failing_handler_is_tried_again(dsn: str, conn: asyncpg.C
 
 
 async def test_handlers_see_the_published_events_id(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: every sibling's envelope has the origin's id; only the delivery id differs."""
+    """Every sibling's envelope has the origin's id; only the delivery id differs (LSN-7)."""
     registry, seen = HandlerRegistry(), []
     for name in ("billing.charge", "mail.thank"):
 
@@ -98,7 +98,7 @@ async def test_handlers_see_the_published_events_id(dsn: str, conn: asyncpg.Conn
 
 
 async def test_interest_outlives_the_worker(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: a handler that was once there is owed what is published while it is away, and nothing twice."""
+    """A handler that was once there is owed what is published while it is away, and nothing twice (LSN-7)."""
     seen: list[tuple[str, int]] = []
     billing, mail = noting(seen, "billing.charge"), noting(seen, "mail.thank")
     async with running(dsn, mail):
@@ -118,7 +118,7 @@ async def test_interest_outlives_the_worker(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_handlers_in_workers_of_their_own(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: two workers with different handlers for one type, and events before and after the second starts."""
+    """Two workers with different handlers for one type, and events before and after the second starts (LSN-7)."""
     seen: list[tuple[str, int]] = []
     async with running(dsn, noting(seen, "billing.charge"), poll_interval=3600):
         early = await publish(conn, "order.placed", {"n": 1})
@@ -132,7 +132,7 @@ async def test_handlers_in_workers_of_their_own(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_retired_interest_is_owed_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: an operator's retire ends what a handler is owed."""
+    """An operator's retire ends what a handler is owed (LSN-7)."""
     seen: list[tuple[str, int]] = []
     async with running(dsn, noting(seen, "mail.thank")):
         pass
@@ -146,7 +146,7 @@ async def test_retired_interest_is_owed_nothing(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_target_chooses_the_context(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: target=NULL reaches every context, a named target only its own; a context can be a setting."""
+    """Target=NULL reaches every context, a named target only its own; a context can be a setting (LSN-7)."""
     seen: list[tuple[str, int]] = []
     registry = noting(seen, "billing.charge", "mail.thank")
     elsewhere = HandlerRegistry(domain_context="archive")
@@ -173,7 +173,7 @@ async def test_target_chooses_the_context(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_unrouted_events_wait_and_are_reported(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7, D6: what nobody wants burns no attempt, is reported once, and flows once somebody subscribes."""
+    """What nobody wants burns no attempt, is reported once, and flows once somebody subscribes (LSN-7, D6)."""
     seen: list[tuple[str, int]] = []
     facts = Facts()
     strange = await publish(conn, "order.strange", {"n": 1})
@@ -194,7 +194,7 @@ async def test_unrouted_events_wait_and_are_reported(dsn: str, conn: asyncpg.Con
 
 
 async def test_patterns_match_types_that_appear_later(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: "order.*" and "*" get new types at once, also when they share them with a plain handler."""
+    """ "order.*" and "*" get new types at once, also when they share them with a plain handler (LSN-7)."""
     seen: list[tuple[str, str]] = []
     registry = HandlerRegistry()
 
@@ -224,7 +224,7 @@ async def test_patterns_match_types_that_appear_later(dsn: str, conn: asyncpg.Co
 
 
 async def test_busy_pattern_handlers_find_new_types(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7: a backlog of one type does not hide the first event of another."""
+    """A backlog of one type does not hide the first event of another (LSN-7)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("*", name="audit.everything")
@@ -241,7 +241,7 @@ async def test_busy_pattern_handlers_find_new_types(dsn: str, conn: asyncpg.Conn
 
 
 async def test_late_subscriber_of_a_failed_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-7, DLQ-3: a replay goes to the handler that failed, and never splits again."""
+    """A replay goes to the handler that failed, and never splits again (LSN-7, DLQ-3)."""
     seen: list[tuple[str, int]] = []
     broken = True
     registry = HandlerRegistry()

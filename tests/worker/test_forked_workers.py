@@ -69,7 +69,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 async def test_each_forked_process_is_a_worker_of_its_own(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4, T18: three children of one preloaded program have three ids and three registrations."""
+    """Three children of one preloaded program have three ids and three registrations (LSN-4, T18)."""
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PREFORK, dsn, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -90,7 +90,7 @@ async def test_each_forked_process_is_a_worker_of_its_own(dsn: str, conn: asyncp
 
 
 async def test_worker_that_ran_before_the_fork_is_refused(dsn: str) -> None:
-    """LSN-4, T18: its connections belong to the parent."""
+    """Its connections belong to the parent (LSN-4, T18)."""
     program = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", REFUSED, dsn], capture_output=True, text=True, timeout=20, check=False
     )
@@ -99,7 +99,7 @@ async def test_worker_that_ran_before_the_fork_is_refused(dsn: str) -> None:
 
 
 def test_worker_is_not_sent_to_a_spawned_process() -> None:
-    """LSN-4, T18: multiprocessing with spawn pickles its arguments; the error says what to do instead."""
+    """Multiprocessing with spawn pickles its arguments; the error says what to do instead (LSN-4, T18)."""
     worker = Worker("postgresql://nobody@127.0.0.1:1/nothing", registry)
     with pytest.raises(ConfigurationError, match="make it there"):
         pickle.dumps(worker)

@@ -21,7 +21,7 @@ def noting(seen: list[str], label: str) -> HandlerRegistry:
 
 
 async def test_worker_takes_its_own_generation_only(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1, E9: rows of other generations are left as they are, whatever channel they are on."""
+    """Rows of other generations are left as they are, whatever channel they are on (GEN-1, E9)."""
     seen: list[str] = []
     identities = {}
     for generation in (0, 2, 3):
@@ -42,7 +42,7 @@ async def test_worker_takes_its_own_generation_only(dsn: str, conn: asyncpg.Conn
 
 
 async def test_generation_has_a_channel_of_its_own(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1, PUB-1: a plain INSERT is stamped with the current deployment, and wakes its workers only."""
+    """A plain INSERT is stamped with the current deployment, and wakes its workers only (GEN-1, PUB-1)."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     seen: list[str] = []
     async with (
@@ -64,7 +64,7 @@ async def test_generation_has_a_channel_of_its_own(dsn: str, conn: asyncpg.Conne
 
 
 async def test_crash_recovery_stays_inside_a_generation(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1: a dead worker's rows wait for a worker of the same generation."""
+    """A dead worker's rows wait for a worker of the same generation (GEN-1)."""
     seen: list[str] = []
     async with conn.transaction():
         envelope = await Publisher("shop", generation=1).publish(conn, "order.placed", {"n": 1})
@@ -83,7 +83,7 @@ async def test_crash_recovery_stays_inside_a_generation(dsn: str, conn: asyncpg.
 
 
 async def test_replay_moves_to_another_generation(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-3, GEN-1: a replay names the generation whose workers handle it, and its channel follows."""
+    """A replay names the generation whose workers handle it, and its channel follows (DLQ-3, GEN-1)."""
     seen: list[str] = []
     broken = HandlerRegistry()
 
@@ -103,7 +103,7 @@ async def test_replay_moves_to_another_generation(dsn: str, conn: asyncpg.Connec
 
 
 async def test_further_channels(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-4: a channel for cold work is served by the worker that is told to, and by no other."""
+    """A channel for cold work is served by the worker that is told to, and by no other (OBX-4)."""
     seen: list[str] = []
     async with running(dsn, noting(seen, "default"), poll_interval=0.1) as default:
         cold = await publish(conn, "order.placed", {"n": 1}, channel="outbox_cold")
@@ -118,7 +118,7 @@ async def test_further_channels(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_one_worker_on_several_channels(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-4, P4: a worker that is told to serves several channels, and each of them wakes it."""
+    """A worker that is told to serves several channels, and each of them wakes it (OBX-4, P4)."""
     seen: list[str] = []
     channels = ("outbox_default", "outbox_cold", "outbox_hot")
     async with running(dsn, noting(seen, "all"), channels=channels, poll_interval=3600):

@@ -49,7 +49,7 @@ def of(group: WorkerGroup, database: str) -> Health:
 async def test_each_database_is_on_its_own(
     dsn: str, conn: asyncpg.Connection, other_dsn: str, other: asyncpg.Connection, empty_dsn: str
 ) -> None:
-    """SCL-4: one is away at the start, one has an old schema, one goes away meanwhile: the others deliver."""
+    """One is away at the start, one has an old schema, one goes away meanwhile: the others deliver (SCL-4)."""
     seen: Counter[str | None] = Counter()
     registry, facts, said = copying(seen), Facts(), Facts()
     await make_tables(conn)
@@ -112,7 +112,7 @@ async def test_each_database_is_on_its_own(
 
 
 async def test_spans_say_which_database(dsn: str, conn: asyncpg.Connection) -> None:
-    """SCL-4, OBS-2: those of handlers have its name."""
+    """Those of handlers have its name (SCL-4, OBS-2)."""
     spans = Spans()
     group = WorkerGroup(
         ["orders"], lambda _: Worker(dsn, copying(Counter()), SETTINGS, observers=(), tracing=spans.tracing)
@@ -134,7 +134,7 @@ async def throughput(conn: asyncpg.Connection) -> float:
 
 
 async def test_a_group_that_every_database_refuses_ends(empty_dsn: str) -> None:
-    """SCL-4: where none can be served, the error is that of one worker: nobody waits for a configuration to change."""
+    """Where none can be served, the error is that of one worker: nobody waits for a configuration to change (SCL-4)."""
     registry, said = copying(Counter()), Facts()
     group = WorkerGroup(("a", "b"), lambda _: Worker(empty_dsn, registry, SETTINGS), observe=said.append)
     with pytest.raises(SchemaMismatch):
@@ -144,7 +144,7 @@ async def test_a_group_that_every_database_refuses_ends(empty_dsn: str) -> None:
 
 
 async def test_a_group_that_is_cancelled_stops_its_workers(dsn: str, conn: asyncpg.Connection) -> None:
-    """SCL-4: nothing is left behind, and leases are released."""
+    """Nothing is left behind, and leases are released (SCL-4)."""
     group = WorkerGroup(["a"], lambda _: Worker(dsn, copying(Counter()), SETTINGS))
     running = asyncio.create_task(group.run())
     await make_tables(conn)
@@ -157,6 +157,6 @@ async def test_a_group_that_is_cancelled_stops_its_workers(dsn: str, conn: async
 
 @pytest.mark.parametrize("names", [[], ["a", "a"], ["A b"], [""]])
 def test_names_are_checked(names: list[str]) -> None:
-    """SCL-4: a group has a name for each database."""
+    """A group has a name for each database (SCL-4)."""
     with pytest.raises(ConfigurationError, match="databases"):
         WorkerGroup(names, lambda _: pytest.fail("not reached"))

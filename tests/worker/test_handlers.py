@@ -32,7 +32,7 @@ from tests.worker.support import (
 
 
 async def test_async_handler_gets_the_envelope(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5, ENV-1: all ten fields arrive as they were published."""
+    """All ten fields arrive as they were published (LSN-5, ENV-1)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -76,7 +76,7 @@ async def test_async_handler_gets_the_envelope(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_sync_handlers_run_in_threads_side_by_side(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5: plain functions neither block the loop nor each other."""
+    """Plain functions neither block the loop nor each other (LSN-5)."""
     registry, meeting, names = HandlerRegistry(), threading.Barrier(3, timeout=10), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -108,7 +108,7 @@ class OrderShipped:
 
 
 async def test_typed_payloads(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5, ENV-3: a handler's own model is filled from the payload, and unknown fields are ignored."""
+    """A handler's own model is filled from the payload, and unknown fields are ignored (LSN-5, ENV-3)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -129,7 +129,7 @@ async def test_typed_payloads(dsn: str, conn: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_invalid_payload_fails_at_once(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """ENV-3, RTY-2: a payload that is not what the handler's model says is terminal, and its values stay out of it."""
+    """A payload that is not what the handler's model says is terminal, and its values stay out of it (ENV-3, RTY-2)."""
     registry, calls = HandlerRegistry(), []
 
     if transactional:
@@ -156,7 +156,7 @@ async def test_invalid_payload_fails_at_once(dsn: str, conn: asyncpg.Connection,
 
 
 async def test_context_object(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5, PUB-2: headers, correlation, causation and the number of the attempt are in the context."""
+    """Headers, correlation, causation and the number of the attempt are in the context (LSN-5, PUB-2)."""
     registry, seen = HandlerRegistry(), []
     policy = RetryPolicy(base_delay=0.001, max_delay=0.001)
 
@@ -179,7 +179,7 @@ async def test_context_object(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_transaction_commits_effect_inbox_and_settle_together(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5: nothing of the three is visible while the handler runs, all of them afterwards."""
+    """Nothing of the three is visible while the handler runs, all of them afterwards (LSN-5)."""
     await make_tables(conn)
     registry, inside, other = HandlerRegistry(), [], await asyncpg.connect(dsn)
 
@@ -202,7 +202,7 @@ async def test_transaction_commits_effect_inbox_and_settle_together(dsn: str, co
 
 
 async def test_transaction_of_a_failed_attempt_leaves_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5, E2: the effect and the inbox row of a failed attempt are rolled back, and the retry runs."""
+    """The effect and the inbox row of a failed attempt are rolled back, and the retry runs (LSN-5, E2)."""
     await make_tables(conn)
     registry, attempts = HandlerRegistry(), []
 
@@ -221,7 +221,7 @@ async def test_transaction_of_a_failed_attempt_leaves_nothing(dsn: str, conn: as
 
 
 async def test_transaction_aborted_by_the_handlers_own_sql(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5: a statement that the database refuses fails its own event, and the connection serves the next."""
+    """A statement that the database refuses fails its own event, and the connection serves the next (LSN-5)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -249,7 +249,9 @@ async def test_transaction_aborted_by_the_handlers_own_sql(dsn: str, conn: async
 async def test_waiting_for_a_connection_or_a_thread_takes_no_time(
     dsn: str, conn: asyncpg.Connection, kind: str
 ) -> None:
-    """LSN-11, B9: the time limit is the handler's own; waiting for one of few connections or threads is not counted."""
+    """The time limit is the handler's own; waiting for one of few connections or threads is not counted (LSN-11,
+    B9).
+    """
     registry, seen = HandlerRegistry(), []
 
     if kind == "tx":
@@ -275,7 +277,7 @@ async def test_waiting_for_a_connection_or_a_thread_takes_no_time(
 
 
 async def test_what_a_handler_publishes_inherits_correlation(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-2: three links of a chain share the first event's id as correlation, each names its cause."""
+    """Three links of a chain share the first event's id as correlation, each names its cause (PUB-2)."""
     registry, publisher, seen = HandlerRegistry(), Publisher("billing"), {}
 
     @registry.handler("order.placed", name="billing.charge")
@@ -302,7 +304,7 @@ async def test_what_a_handler_publishes_inherits_correlation(dsn: str, conn: asy
 
 
 async def test_publishing_from_a_thread_inherits_too(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-2: the context reaches handlers in threads, which publish with a synchronous driver."""
+    """The context reaches handlers in threads, which publish with a synchronous driver (PUB-2)."""
     import psycopg
 
     registry, publisher, seen = HandlerRegistry(), Publisher("billing"), []
@@ -324,7 +326,7 @@ async def test_publishing_from_a_thread_inherits_too(dsn: str, conn: asyncpg.Con
 
 
 async def test_what_a_rolled_back_handler_published_never_existed(dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1, LSN-5: an event published in the handler's transaction goes with it."""
+    """An event published in the handler's transaction goes with it (PUB-1, LSN-5)."""
     registry, publisher = HandlerRegistry(), Publisher("billing")
 
     @registry.handler("order.placed", name="billing.charge")
@@ -339,7 +341,7 @@ async def test_what_a_rolled_back_handler_published_never_existed(dsn: str, conn
 
 
 async def test_claims_come_in_batches(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1: two thousand events are claimed and settled in far fewer statements, in order."""
+    """Two thousand events are claimed and settled in far fewer statements, in order (LSN-1)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -356,7 +358,7 @@ async def test_claims_come_in_batches(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 async def test_worker_needs_only_the_worker_role(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-2, S3: a login that is a member of holdfast_worker and nothing else runs every kind of handler."""
+    """A login that is a member of holdfast_worker and nothing else runs every kind of handler (OBX-2, S3)."""
     await make_tables(conn)
     login = f"w_{uuid4().hex[:12]}"
     await conn.execute(
@@ -391,7 +393,7 @@ async def test_worker_needs_only_the_worker_role(dsn: str, conn: asyncpg.Connect
 
 
 async def test_worker_appears_in_the_fleet(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1: core.workers names the worker while it runs, and says when it stopped."""
+    """core.workers names the worker while it runs, and says when it stopped (GEN-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -406,7 +408,7 @@ async def test_worker_appears_in_the_fleet(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_worker_that_stops_at_once_says_goodbye(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1: also when it is stopped in the middle of its first report."""
+    """Also when it is stopped in the middle of its first report (GEN-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")

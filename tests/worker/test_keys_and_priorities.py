@@ -11,7 +11,7 @@ from tests.worker.support import PUBLISHER, drained, publish, running, settled, 
 
 
 async def test_an_operator_finds_and_releases_a_blocked_key(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9, OPS-2: the key, the handler, the head and its followers; released once, and audited."""
+    """The key, the handler, the head and its followers; released once, and audited (LSN-9, OPS-2)."""
     registry, handled = HandlerRegistry(), []
 
     @registry.handler("order.*", name="billing.apply", on_error="reject")
@@ -39,7 +39,7 @@ async def test_an_operator_finds_and_releases_a_blocked_key(dsn: str, conn: asyn
 
 
 async def test_a_flood_of_urgent_events_does_not_starve_the_others(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: each lane that is not empty gets at least a sixteenth."""
+    """Each lane that is not empty gets at least a sixteenth (LSN-10)."""
     registry, order = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.apply")
@@ -58,7 +58,7 @@ async def test_a_flood_of_urgent_events_does_not_starve_the_others(dsn: str, con
 
 
 async def test_one_event_does_not_wait_behind_those_of_another_tenant(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-15: with a worker at full speed, and a limit for each key."""
+    """With a worker at full speed, and a limit for each key (LSN-15)."""
     registry, order = HandlerRegistry(), []
 
     @registry.handler("report.due", name="reports.render", per_key_concurrency=50)
@@ -75,7 +75,7 @@ async def test_one_event_does_not_wait_behind_those_of_another_tenant(dsn: str, 
 
 
 def test_an_outbox_in_memory_keeps_the_order() -> None:
-    """LSN-9, QA-4: a head that waits for its retry keeps its key back, and a dead letter blocks it."""
+    """A head that waits for its retry keeps its key back, and a dead letter blocks it (LSN-9, QA-4)."""
     registry, handled, attempts = HandlerRegistry(), [], []
 
     @registry.handler("order.*", name="billing.apply")

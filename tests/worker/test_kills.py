@@ -22,7 +22,7 @@ async def kill(worker: WorkerProcess) -> None:
 
 
 async def test_seven_at_once_over_five_workers_with_kills(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10, A1: never more than seven run, all seven places are used, and those of the killed come back."""
+    """Never more than seven run, all seven places are used, and those of the killed come back (LSN-10, A1)."""
     await conn.execute("""CREATE TABLE runs (event_id uuid, attempt int, worker int,
                           began_at timestamptz DEFAULT clock_timestamp(), ended_at timestamptz)""")
     killed: list[int] = []
@@ -51,7 +51,7 @@ async def test_seven_at_once_over_five_workers_with_kills(dsn: str, conn: asyncp
 
 
 async def test_an_outage_with_a_kill(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17: 500 events are due while the partner is away; none is lost or a dead letter, with few calls."""
+    """500 events are due while the partner is away; none is lost or a dead letter, with few calls (LSN-17)."""
     await make_tables(conn)
     await conn.execute("CREATE TABLE partner ()")
     await publish_many(conn, "order.placed", 500)

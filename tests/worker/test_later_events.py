@@ -55,7 +55,7 @@ async def other(dsn: str) -> asyncpg.Connection:
 async def test_delayed_events_are_punctual(
     dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection, names: tuple[str, ...]
 ) -> None:
-    """PUB-2: due within 50 ms of their time with hourly polling, for one handler and for several; never early."""
+    """Due within 50 ms of their time with hourly polling, for one handler and for several; never early (PUB-2)."""
     punctual = Punctual(other, *names)
     async with running(dsn, punctual.registry, poll_interval=3600):
         now = await conn.fetchval("SELECT clock_timestamp()")
@@ -73,7 +73,7 @@ async def test_delayed_events_are_punctual(
 
 
 async def test_delay_beside_other_work(dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """PUB-2: a delayed event is not forgotten because others came and went in between."""
+    """A delayed event is not forgotten because others came and went in between (PUB-2)."""
     punctual = Punctual(other)
     async with running(dsn, punctual.registry, poll_interval=3600):
         await publish(conn, "order.placed", {"n": 99}, delay=1.0)
@@ -87,7 +87,7 @@ async def test_delay_beside_other_work(dsn: str, conn: asyncpg.Connection, other
 
 @pytest.mark.parametrize("kind", ["async", "tx", "split"])
 async def test_expired_events_are_not_run(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """PUB-2: past expires_at an event is a tombstone with reason expired, and not in the dead-letter queue."""
+    """Past expires_at an event is a tombstone with reason expired, and not in the dead-letter queue (PUB-2)."""
     registry, facts, seen = HandlerRegistry(), Facts(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -129,7 +129,7 @@ async def test_expired_events_are_not_run(dsn: str, conn: asyncpg.Connection, ki
 
 
 async def test_cancel_by_key(dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """PUB-2: a producer takes a pending event back by its key; what has run cannot be taken back."""
+    """A producer takes a pending event back by its key; what has run cannot be taken back (PUB-2)."""
     punctual = Punctual(other)
     async with running(dsn, punctual.registry, poll_interval=3600):
         first = await publish(conn, "order.placed", {"n": 1}, key="reminder-1", delay=0.4)
@@ -147,7 +147,7 @@ async def test_cancel_by_key(dsn: str, conn: asyncpg.Connection, other: asyncpg.
 
 
 async def test_reschedule_by_key(dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """PUB-2: an event moved forward runs at its new time although the worker sleeps until the old one."""
+    """An event moved forward runs at its new time although the worker sleeps until the old one (PUB-2)."""
     punctual = Punctual(other)
     async with running(dsn, punctual.registry, poll_interval=3600):
         await publish(conn, "order.placed", {"n": 1}, key="sooner", delay=3600)
@@ -162,7 +162,7 @@ async def test_reschedule_by_key(dsn: str, conn: asyncpg.Connection, other: asyn
 
 
 async def test_publishing_again_with_a_key(dsn: str, conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
-    """PUB-2: a key belongs to one pending event: a second publish is ignored or moves it, until it has run."""
+    """A key belongs to one pending event: a second publish is ignored or moves it, until it has run (PUB-2)."""
     punctual = Punctual(other)
     async with running(dsn, punctual.registry, poll_interval=3600):
         first = await publish(conn, "order.placed", {"n": 1}, key="k", delay=3600)

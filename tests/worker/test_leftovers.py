@@ -52,7 +52,7 @@ async def nothing(event):
 
 @pytest.mark.parametrize("what", ["thread", "task", "process", "nothing"])
 async def test_worker_ends_within_its_grace(dsn: str, conn: asyncpg.Connection, tmp_path: Path, what: str) -> None:
-    """LSN-4, T34: after a handler has left a thread, a task that refuses to be cancelled, or a process."""
+    """After a handler has left a thread, a task that refuses to be cancelled, or a process (LSN-4, T34)."""
     (tmp_path / "hf_left.py").write_text(HANDLERS)
     with open(tmp_path / "log", "wb") as log:
         worker = await asyncio.create_subprocess_exec(

@@ -71,7 +71,7 @@ async def fleet(dsn: str, registry: HandlerRegistry, count: int, facts: Facts | 
 
 
 async def test_a_fleet_shares_one_concurrency(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: three workers with ten places each run five at a time together, and all five places are used."""
+    """Three workers with ten places each run five at a time together, and all five places are used (LSN-10)."""
     meter = Meter()
     await publish_many(conn, EVENT, 120)
     async with fleet(dsn, registry_of(meter, fleet_concurrency=5), 3, concurrency=10) as workers:
@@ -84,7 +84,7 @@ async def test_a_fleet_shares_one_concurrency(dsn: str, conn: asyncpg.Connection
 
 
 async def test_concurrency_in_one_worker(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: `concurrency` bounds one worker, and writes nothing to the database."""
+    """`concurrency` bounds one worker, and writes nothing to the database (LSN-10)."""
     meter = Meter()
     await publish_many(conn, EVENT, 30)
     async with running(dsn, registry_of(meter, concurrency=2)):
@@ -94,7 +94,7 @@ async def test_concurrency_in_one_worker(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_a_rate_holds_across_the_fleet(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: what two workers have claimed, by the database's clock, is at most the rate and one bucket."""
+    """What two workers have claimed, by the database's clock, is at most the rate and one bucket (LSN-10)."""
     await publish_many(conn, EVENT, 150)
     async with fleet(dsn, registry_of(Meter(0), rate="100/s"), 2):
         await until(lambda: conn.fetchval("SELECT count(*) > 0 FROM core.outbox WHERE settled_at IS NOT NULL"))
@@ -107,7 +107,7 @@ async def test_a_rate_holds_across_the_fleet(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_a_limit_is_changed_while_workers_run(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: the operator's limit counts from the next claim on; cleared, the handler is free again."""
+    """The operator's limit counts from the next claim on; cleared, the handler is free again (LSN-10)."""
     meter = Meter()
     async with fleet(dsn, registry_of(meter), 2, concurrency=20), Operator(dsn, actor="ann") as operator:
         await operator.handlers.limit(HANDLER, fleet_concurrency=2, reason="partner is slow")
@@ -121,7 +121,7 @@ async def test_a_limit_is_changed_while_workers_run(dsn: str, conn: asyncpg.Conn
 
 
 async def test_a_pause_lets_running_events_finish(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10: none is claimed after it is committed; a resume wakes workers that would sleep for a minute."""
+    """None is claimed after it is committed; a resume wakes workers that would sleep for a minute (LSN-10)."""
     gate = asyncio.Event()
     started: list[int] = []
 
@@ -145,7 +145,7 @@ async def test_a_pause_lets_running_events_finish(dsn: str, conn: asyncpg.Connec
 
 
 async def test_a_neighbour_does_not_wait_for_a_limited_handler(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-10, LSN-17: while one handler is paused, events of another in the same worker are handled at once."""
+    """While one handler is paused, events of another in the same worker are handled at once (LSN-10, LSN-17)."""
     registry = registry_of(Meter())
     heard = asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_a_neighbour_does_not_wait_for_a_limited_handler(dsn: str, conn: a
 
 
 async def test_an_outage_becomes_a_pause(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17: no dead letter, no attempt lost, few calls; everything is handled after the partner's return."""
+    """No dead letter, no attempt lost, few calls; everything is handled after the partner's return (LSN-17)."""
     partner, facts = Partner(), Facts()
     registry = registry_of(partner, on_outage=QUICK, retry=RetryPolicy(max_attempts=2, base_delay=0.01))
     await publish_many(conn, EVENT, 200)
@@ -184,7 +184,7 @@ async def test_an_outage_becomes_a_pause(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_every_failure_behind_a_breaker_is_told(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBS-1: whether the breaker is open or not, a failed call is reported and counted as one, with its error."""
+    """Whether the breaker is open or not, a failed call is reported and counted as one, with its error (OBS-1)."""
     partner, facts = Partner(), Facts()
     registry = registry_of(partner, on_outage=QUICK, retry=RetryPolicy(max_attempts=2, base_delay=0.01))
     await publish_many(conn, EVENT, 10)
@@ -204,7 +204,7 @@ async def test_every_failure_behind_a_breaker_is_told(dsn: str, conn: asyncpg.Co
 
 
 async def test_an_event_that_fails_alone_opens_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17: poisoned events among good ones become dead letters, and the breaker stays closed."""
+    """Poisoned events among good ones become dead letters, and the breaker stays closed (LSN-17)."""
     partner = Partner()
     partner.down = False
     partner.poison = {3, 50}
@@ -222,7 +222,7 @@ async def test_an_event_that_fails_alone_opens_nothing(dsn: str, conn: asyncpg.C
 
 
 async def test_terminal_errors_open_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17: what no retry would heal says nothing about the partner."""
+    """What no retry would heal says nothing about the partner (LSN-17)."""
 
     async def handle(event: EventEnvelope) -> None:
         raise TerminalHandlerError("no such card")
@@ -235,7 +235,7 @@ async def test_terminal_errors_open_nothing(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_a_breaker_works_for_handlers_in_transactions(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17, LSN-5: a handler that takes tx, whose failures are settled where it ran."""
+    """A handler that takes tx, whose failures are settled where it ran (LSN-17, LSN-5)."""
     down, calls, registry = True, 0, HandlerRegistry()
 
     @registry.handler(EVENT, name=HANDLER, on_outage=QUICK, retry=RetryPolicy(max_attempts=2, base_delay=0.01))
@@ -255,7 +255,7 @@ async def test_a_breaker_works_for_handlers_in_transactions(dsn: str, conn: asyn
 
 
 async def test_a_breaker_works_for_batches(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17, LSN-12: the partner's outage is no fault of the events of a call; they are not taken apart for it."""
+    """The partner's outage is no fault of the events of a call; they are not taken apart for it (LSN-17, LSN-12)."""
     down, sizes, registry = True, list[int](), HandlerRegistry()
 
     @registry.handler(EVENT, name=HANDLER, batch=20, within="5ms", on_outage=QUICK, retry=RetryPolicy(max_attempts=2))
@@ -291,7 +291,7 @@ async def test_a_breaker_works_for_batches(dsn: str, conn: asyncpg.Connection) -
     ],
 )
 def test_bad_options_name_field_and_remedy(options: dict[str, Any], field: str) -> None:
-    """LSN-10, R5: when the handler is registered, not when the worker runs."""
+    """When the handler is registered, not when the worker runs (LSN-10, R5)."""
     with pytest.raises(ConfigurationError) as refused:
         registry_of(Meter(), **options)
     assert refused.value.field == f"{HANDLER}.{field}"

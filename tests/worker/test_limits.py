@@ -20,7 +20,7 @@ QUICK = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
 @pytest.mark.parametrize("kind", ["async", "sync", "tx"])
 async def test_time_limit_counts_as_an_attempt(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """LSN-11: an attempt past its limit is cancelled, counts, says TimeoutError, and leaves no writes."""
+    """An attempt past its limit is cancelled, counts, says TimeoutError, and leaves no writes (LSN-11)."""
     await make_tables(conn)
     registry, facts, release = HandlerRegistry(), Facts(), threading.Event()
 
@@ -58,7 +58,7 @@ async def test_time_limit_counts_as_an_attempt(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_handler_that_survives_its_cancellation(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: one that swallows the cancellation or answers it with an error of its own harms no later event."""
+    """One that swallows the cancellation or answers it with an error of its own harms no later event (LSN-11)."""
     registry, seen = HandlerRegistry(), []
     none = RetryPolicy(strategy="none")
 
@@ -92,7 +92,7 @@ async def test_handler_that_survives_its_cancellation(dsn: str, conn: asyncpg.Co
 
 
 async def test_cancelling_a_running_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: core.outbox_cancel_event cancels the handler at once; nothing it does afterwards is settled."""
+    """core.outbox_cancel_event cancels the handler at once; nothing it does afterwards is settled (LSN-11)."""
     registry, started, ended = HandlerRegistry(), asyncio.Event(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -121,7 +121,7 @@ async def test_cancelling_a_running_event(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_cancelling_without_a_listener(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11, LSN-3: with notifications unheard, the next extension of the lease tells that the lease is gone."""
+    """With notifications unheard, the next extension of the lease tells that the lease is gone (LSN-11, LSN-3)."""
     registry, started, ended = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -143,7 +143,7 @@ async def test_cancelling_without_a_listener(dsn: str, conn: asyncpg.Connection)
 async def test_cancelling_before_the_worker_hears(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-11: a handler whose event was cancelled while the worker could not be told is stopped when it listens."""
+    """A handler whose event was cancelled while the worker could not be told is stopped when it listens (LSN-11)."""
     registry, started, cancelled, heard = HandlerRegistry(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     listen = Listener._listen
 
@@ -172,7 +172,7 @@ async def test_cancelling_before_the_worker_hears(
 async def test_many_that_are_cancelled_before_the_worker_hears(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-11: however many were cancelled, each is stopped when the worker listens."""
+    """However many were cancelled, each is stopped when the worker listens (LSN-11)."""
     registry, heard, many = HandlerRegistry(), asyncio.Event(), 700
     started, stopped = set[UUID](), set[UUID]()
     listen = Listener._listen
@@ -200,7 +200,7 @@ async def test_many_that_are_cancelled_before_the_worker_hears(
 
 
 async def test_cancelling_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11, LSN-3: a thread cannot be cancelled; what it returns is fenced off."""
+    """A thread cannot be cancelled; what it returns is fenced off (LSN-11, LSN-3)."""
     registry, started, release = HandlerRegistry(), threading.Event(), threading.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -221,7 +221,7 @@ async def test_cancelling_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connect
 
 
 async def test_cancelling_a_pending_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: an event that waits for its time, or for a retry, is cancelled and never runs again."""
+    """An event that waits for its time, or for a retry, is cancelled and never runs again (LSN-11)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(base_delay=60))

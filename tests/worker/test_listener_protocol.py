@@ -10,7 +10,7 @@ from holdfast.worker import OutboxListener
 
 
 async def test_an_event_travels_through_the_protocols(dsn: str, conn: asyncpg.Connection) -> None:
-    """ENV-2: EventPublisher.publish(envelope) in a transaction, EventListener.listen(...) on the other side."""
+    """EventPublisher.publish(envelope) in a transaction, EventListener.listen(...) on the other side (ENV-2)."""
     arrived: asyncio.Queue[EventEnvelope] = asyncio.Queue()
 
     async def handle(event: EventEnvelope) -> None:

@@ -32,7 +32,7 @@ def recording(runs: Counter[UUID]) -> HandlerRegistry:
 
 @pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
 async def test_lost_answer_of_a_commit_counts_as_delivered(dsn: str, conn: asyncpg.Connection, deletes: bool) -> None:
-    """LSN-5, T17: delivered once, with no lost lease, no retry and no duplicate."""
+    """Delivered once, with no lost lease, no retry and no duplicate (LSN-5, T17)."""
     await make_tables(conn)
     if deletes:
         await conn.execute("SELECT core.retention_set('ann', NULL, 'outbox_row', '*', 0, 0, 'HARD_DELETE')")
@@ -50,7 +50,7 @@ async def test_lost_answer_of_a_commit_counts_as_delivered(dsn: str, conn: async
 
 
 async def test_commit_that_did_not_arrive_is_tried_again(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5, T17: what was not committed is not counted; the handler runs again, and has one effect."""
+    """What was not committed is not counted; the handler runs again, and has one effect (LSN-5, T17)."""
     await make_tables(conn)
     runs: Counter[UUID] = Counter()
     async with proxied(dsn) as (proxy, address), running(address, recording(runs), connections=2, lease=3) as worker:

@@ -17,7 +17,7 @@ from tests.worker.support import Facts, publish, row, running, settled, until
 async def test_a_channel_that_nobody_serves_is_reported(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBX-4: once, with what to start; the event waits, and is handled by the worker that comes."""
+    """Once, with what to start; the event waits, and is handled by the worker that comes (OBX-4)."""
     monkeypatch.setattr(maintenance, "_INTERVAL", 0.1)
     facts, handled = Facts(), []
     registry = HandlerRegistry()
@@ -40,7 +40,7 @@ async def test_a_channel_that_nobody_serves_is_reported(
 
 
 async def test_an_event_in_flight_says_who_handles_it(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1, LSN-7: the worker, since when, and the handler, although the row has no handler's name."""
+    """The worker, since when, and the handler, although the row has no handler's name (OPS-1, LSN-7)."""
     registry, entered, leave = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -65,7 +65,7 @@ async def test_an_event_in_flight_says_who_handles_it(dsn: str, conn: asyncpg.Co
 async def test_a_session_in_front_of_the_worker_is_reported(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-5: who it is and since when, once; and the worker delivers when it is gone."""
+    """Who it is and since when, once; and the worker delivers when it is gone (OPS-5)."""
     monkeypatch.setattr(maintenance, "_INTERVAL", 0.1)
     facts = Facts()
     registry = HandlerRegistry()

@@ -23,7 +23,7 @@ def _address_space(pid: int) -> int:
 
 @pytest.mark.timeout(120)
 async def test_payloads_beyond_the_limit(dsn: str, conn: asyncpg.Connection) -> None:
-    """T32: 600 payloads of 500 kB, 300 MB as text, with 192 MB to spare; no attempt is lost to the limit."""
+    """600 payloads of 500 kB, 300 MB as text, with 192 MB to spare; no attempt is lost to the limit (T32)."""
     await make_tables(conn)
     async with process(dsn, "ledger", concurrency=10) as worker:
         limit = _address_space(worker.pid) + HEADROOM

@@ -69,9 +69,9 @@ class Neighbours:
     ],
 )
 async def test_fast_beside_one_that_hangs(dsn: str, conn: asyncpg.Connection, fast: str, slow: str) -> None:
-    """LSN-17: with a backlog before it of a handler that never ends, or always fails, the other one does all its work.
+    """With a backlog before it of a handler that never ends, or always fails, the other one does all its work.
 
-    The one that hangs has what the other leaves idle.
+    The one that hangs has what the other leaves idle (LSN-17).
     """
     both = Neighbours(fast, slow)
     await publish_many(conn, "slow.happened", 300)
@@ -89,7 +89,7 @@ async def test_fast_beside_one_that_hangs(dsn: str, conn: asyncpg.Connection, fa
 
 @pytest.mark.parametrize("hanging", [1, 4])
 async def test_sessions_beside_those_that_hang(dsn: str, conn: asyncpg.Connection, hanging: int) -> None:
-    """LSN-17: handlers that never end use all sessions that they may, and a quick one has nearly as many as alone."""
+    """Handlers that never end use all sessions that they may, and a quick one has nearly as many as alone (LSN-17)."""
     registry, released, at_work, most = HandlerRegistry(), asyncio.Event(), Counter[str](), Counter[str]()
 
     def add(name: str, event_type: str, wait: Callable[[], Awaitable[object]]) -> None:
@@ -120,7 +120,7 @@ async def test_sessions_beside_those_that_hang(dsn: str, conn: asyncpg.Connectio
 
 @pytest.mark.parametrize("slow", ["coroutine", "thread"])
 async def test_lone_event_beside_one_that_hangs(dsn: str, conn: asyncpg.Connection, slow: str) -> None:
-    """LSN-17: events that come one at a time are found while another handler has a backlog and no room."""
+    """Events that come one at a time are found while another handler has a backlog and no room (LSN-17)."""
     both = Neighbours("coroutine", slow)
     await publish_many(conn, "slow.happened", 300)
     try:
@@ -136,7 +136,7 @@ async def test_lone_event_beside_one_that_hangs(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_lone_event_beside_a_fast_backlog(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-17: a lone event is overtaken by about as many events as one claim has, not by all that were claimed."""
+    """A lone event is overtaken by about as many events as one claim has, not by all that were claimed (LSN-17)."""
     registry, done, overtaken = HandlerRegistry(), Counter[str](), []
 
     @registry.handler("bulk.happened", name="bulk.note")

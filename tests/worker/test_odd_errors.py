@@ -1,4 +1,4 @@
-"""RTY-1: a delivery fails like any other, whatever the error of its handler does while it is read."""
+"""A delivery fails like any other, whatever the error of its handler does while it is read (RTY-1)."""
 
 from __future__ import annotations
 

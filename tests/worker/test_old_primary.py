@@ -75,7 +75,7 @@ def _both(old: EmbeddedPostgres, new: EmbeddedPostgres) -> str:
 
 
 async def test_worker_stays_with_the_new_primary(servers: tuple[EmbeddedPostgres, EmbeddedPostgres]) -> None:
-    """T25: it has connected to the new one; when its connections end, the old one is first in its address."""
+    """It has connected to the new one; when its connections end, the old one is first in its address (T25)."""
     old, new = servers
     registry, seen = HandlerRegistry(), list[str]()
 
@@ -111,7 +111,7 @@ class Server:
 
 
 async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T25: the question has a limit of its own; connections without a statement timeout would wait for ever."""
+    """The question has a limit of its own; connections without a statement timeout would wait for ever (T25)."""
     monkeypatch.setattr("holdfast.postgres.connection.CONNECT_TIMEOUT", 0.05)
     address = Address("postgresql://one,two/shop")
     async with asyncio.timeout(10):
@@ -120,7 +120,7 @@ async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_loops_that_find_out_together_turn_the_address_once() -> None:
-    """T25: the next connection of each goes to the second host, and not back to the first."""
+    """The next connection of each goes to the second host, and not back to the first (T25)."""
     address = Address("postgresql://one:1,two:2/shop")
     dsn = address.dsn
     await address.require_latest(Server("00000002"), dsn)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ async def publish_keys(
 
 
 async def test_several_workers_with_retries_and_snoozes_keep_the_order(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9: no inversion within a key, over event types, retries, snoozes, releases and several workers."""
+    """No inversion within a key, over event types, retries, snoozes, releases and several workers (LSN-9)."""
     model, faults = Model(), random.Random(7)
     registry = registry_of(model, faults)
     settings = {"poll_interval": 1.0, "concurrency": 20}
@@ -92,7 +92,7 @@ async def test_several_workers_with_retries_and_snoozes_keep_the_order(dsn: str,
 
 
 async def test_the_next_event_does_not_wait_for_a_poll(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9: the worker that has settled a head goes on with its key, and a commit wakes it."""
+    """The worker that has settled a head goes on with its key, and a commit wakes it (LSN-9)."""
     model = Model()
     async with running(dsn, registry_of(model), poll_interval=600.0):
         for n in range(20):
@@ -104,7 +104,7 @@ async def test_the_next_event_does_not_wait_for_a_poll(dsn: str, conn: asyncpg.C
 
 
 async def test_another_worker_takes_over_a_key_soon(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9: an idle worker does not miss for long what another one has made claimable and cannot run itself."""
+    """An idle worker does not miss for long what another one has made claimable and cannot run itself (LSN-9)."""
     model, began, go = Model(), asyncio.Event(), asyncio.Event()
     busy = HandlerRegistry()
 
@@ -132,7 +132,7 @@ async def test_another_worker_takes_over_a_key_soon(dsn: str, conn: asyncpg.Conn
 async def test_transactional_handlers_keep_the_order_when_a_worker_is_killed(
     dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """LSN-9, LSN-3: kills lose nothing, and invert nothing: the ledger has the numbers of each key in order."""
+    """Kills lose nothing, and invert nothing: the ledger has the numbers of each key in order (LSN-9, LSN-3)."""
     await make_tables(conn)
     settings = {"lease": 2.0, "poll_interval": 1.0, "concurrency": 8, "connections": 8}
     keys, events = 20, 6
@@ -157,7 +157,7 @@ async def test_transactional_handlers_keep_the_order_when_a_worker_is_killed(
 
 @pytest.mark.parametrize("policy", ["block", "skip"])
 async def test_a_failed_head_blocks_or_is_skipped(dsn: str, conn: asyncpg.Connection, policy: str) -> None:
-    """LSN-9: the handler says what a dead letter does to the events behind it."""
+    """The handler says what a dead letter does to the events behind it (LSN-9)."""
     registry, handled, broken = HandlerRegistry(), [], True
 
     @registry.handler("order.*", name="billing.apply", on_error="reject", on_failed_head=policy)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ async def test_a_failed_head_blocks_or_is_skipped(dsn: str, conn: asyncpg.Connec
 async def test_events_without_a_key_cost_no_claim_by_key(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-9: nothing is paid when no event has a key; a flood of one kind does not starve the other."""
+    """Nothing is paid when no event has a key; a flood of one kind does not starve the other (LSN-9)."""
     asked = 0
     claim = KeyedDeliveries.claim_ordered
 
@@ -208,7 +208,7 @@ async def test_events_without_a_key_cost_no_claim_by_key(
 
 
 async def test_cancelled_and_expired_heads_do_not_block(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-9, LSN-8: neither is a dead letter."""
+    """Neither is a dead letter (LSN-9, LSN-8)."""
     model = Model()
     await publish(conn, "order.placed", {"key": "k", "n": 8}, ordering_key="k", key="later", delay=3600)
     await publish(conn, "order.placed", {"key": "k", "n": 9}, ordering_key="k", expires_in=0.01)

@@ -45,7 +45,7 @@ async def asleep(conn: asyncpg.Connection) -> None:
 
 
 async def test_listener_is_killed(dsn: str, conn: asyncpg.Connection) -> None:
-    """B1, LSN-2, P4: with hourly polling the next event is there within five seconds; one reconnect is counted."""
+    """With hourly polling the next event is there within five seconds; one reconnect is counted (B1, LSN-2, P4)."""
     seen: list[int] = []
     async with running(dsn, counting(seen), poll_interval=3600) as worker:
         await asleep(conn)
@@ -63,7 +63,7 @@ async def test_listener_is_killed(dsn: str, conn: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("purpose", ["sleeper", "claim", "settle", "leases", "maintenance", "handler"])
 async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, purpose: str) -> None:
-    """B1, LSN-2: whichever it is, the next event is there within five seconds, without polling, exactly once."""
+    """Whichever it is, the next event is there within five seconds, without polling, exactly once (B1, LSN-2)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -97,7 +97,7 @@ async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, 
 
 
 async def test_all_connections_are_killed_again_and_again(dsn: str, conn: asyncpg.Connection) -> None:
-    """B2, P1, P2: nothing lost, transactional effects once, and never more connections than promised."""
+    """Nothing lost, transactional effects once, and never more connections than promised (B2, P1, P2)."""
     await make_tables(conn)
     registry, facts = HandlerRegistry(), Facts()
 
@@ -129,7 +129,7 @@ async def test_all_connections_are_killed_again_and_again(dsn: str, conn: asyncp
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_server_restarts(own_server: EmbeddedPostgres, own_dsn: str, mode: str) -> None:
-    """B6, P7: the worker outlives it and claims within five seconds after the server accepts connections."""
+    """The worker outlives it and claims within five seconds after the server accepts connections (B6, P7)."""
     seen: list[int] = []
     facts = Facts()
     async with running(own_dsn, counting(seen), facts, poll_interval=3600) as worker:
@@ -152,7 +152,7 @@ async def test_server_restarts(own_server: EmbeddedPostgres, own_dsn: str, mode:
 
 @pytest.mark.slow
 async def test_long_outage(own_server: EmbeddedPostgres, own_dsn: str) -> None:
-    """P7, B6: after nine seconds without a server the first claim is still made within five; attempts are paced."""
+    """After nine seconds without a server the first claim is still made within five; attempts are paced (P7, B6)."""
     seen: list[int] = []
     facts = Facts()
     async with proxied(own_dsn) as (proxy, through), running(through, counting(seen), facts, poll_interval=3600):
@@ -183,7 +183,7 @@ async def test_long_outage(own_server: EmbeddedPostgres, own_dsn: str) -> None:
 
 
 async def test_server_is_down_at_the_start(own_server: EmbeddedPostgres, own_dsn: str) -> None:
-    """LSN-2: the worker waits for the database, says so once, and then works."""
+    """The worker waits for the database, says so once, and then works (LSN-2)."""
     await asyncio.to_thread(own_server.kill)
     seen: list[int] = []
     facts = Facts()
@@ -205,7 +205,7 @@ async def test_server_is_down_at_the_start(own_server: EmbeddedPostgres, own_dsn
 
 
 async def test_half_open_connections(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, B3, P4: lines on which nothing comes any more are found out within fifteen seconds."""
+    """Lines on which nothing comes any more are found out within fifteen seconds (LSN-2, B3, P4)."""
     seen: list[int] = []
     async with proxied(dsn) as (proxy, through), running(through, counting(seen)) as worker:
         await settled(conn, await publish(conn, "order.placed", {"n": 0}))
@@ -221,7 +221,7 @@ async def test_half_open_connections(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_without_notifications(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2: with the bell taken away, polling alone delivers within its interval."""
+    """With the bell taken away, polling alone delivers within its interval (LSN-2)."""
     await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
     seen: list[int] = []
     async with running(dsn, counting(seen), poll_interval=0.5) as worker:
@@ -235,7 +235,7 @@ async def test_without_notifications(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_without_listening(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, OBX-7: listen=False needs four connections, leaves the bell alone, and polls."""
+    """Listen=False needs four connections, leaves the bell alone, and polls (LSN-2, OBX-7)."""
     seen: list[int] = []
     async with running(dsn, counting(seen), poll_interval=0.3, listen=False) as worker:
         await publish(conn, "order.placed", {"n": 1})
@@ -247,7 +247,9 @@ async def test_without_listening(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_listener_has_a_dsn_of_its_own_that_fails(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, OBX-7: while the listening connection stays down, events are found by polling, at five seconds or less."""
+    """While the listening connection stays down, events are found by polling, at five seconds or less (LSN-2,
+    OBX-7).
+    """
     seen: list[int] = []
     async with proxied(dsn) as (proxy, through):
         proxy.refusing = True
@@ -264,7 +266,7 @@ async def test_listener_has_a_dsn_of_its_own_that_fails(dsn: str, conn: asyncpg.
 
 
 async def test_table_is_locked_for_a_moment(dsn: str, conn: asyncpg.Connection) -> None:
-    """B11: statements that run into their time limit are sent again; no event fails by it."""
+    """Statements that run into their time limit are sent again; no event fails by it (B11)."""
     seen: list[int] = []
     facts = Facts()
     async with running(dsn, counting(seen), facts, lease=0.6, poll_interval=0.1):
@@ -281,7 +283,7 @@ async def test_table_is_locked_for_a_moment(dsn: str, conn: asyncpg.Connection) 
 
 @pytest.mark.parametrize("level", ["serializable", "repeatable read"])
 async def test_isolation_of_the_database(dsn: str, conn: asyncpg.Connection, level: str) -> None:
-    """B13: whatever the database's default isolation is, everything works."""
+    """Whatever the database's default isolation is, everything works (B13)."""
     await make_tables(conn)
     await conn.execute(
         f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''{level}''', "
@@ -303,7 +305,7 @@ async def test_isolation_of_the_database(dsn: str, conn: asyncpg.Connection, lev
 
 
 async def test_schema_is_missing(empty_dsn: str) -> None:
-    """OBX-3: the error names the command, and no connection stays behind."""
+    """The error names the command, and no connection stays behind (OBX-3)."""
     with pytest.raises(SchemaMismatch, match="holdfast migrate apply") as caught:
         async with running(empty_dsn, counting([])):
             pass
@@ -325,7 +327,7 @@ async def test_schema_is_missing(empty_dsn: str) -> None:
     ids=["older", "newer"],
 )
 async def test_schema_of_another_version(dsn: str, conn: asyncpg.Connection, change: str, remedy: str) -> None:
-    """OBX-3: a worker refuses a schema that it was not written for, and says what to do."""
+    """A worker refuses a schema that it was not written for, and says what to do (OBX-3)."""
     await conn.execute(change)
     with pytest.raises(SchemaMismatch) as caught:
         await Worker(dsn, counting([])).run()

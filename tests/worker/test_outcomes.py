@@ -40,7 +40,7 @@ QUICK = RetryPolicy(base_delay=0.001, max_delay=0.001)
 
 
 async def test_done_and_nothing_are_the_same(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-8: returning Done acknowledges as returning nothing does, from a coroutine and from a thread."""
+    """Returning Done acknowledges as returning nothing does, from a coroutine and from a thread (LSN-8)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.one", name="billing.nothing")
@@ -63,7 +63,7 @@ async def test_done_and_nothing_are_the_same(dsn: str, conn: asyncpg.Connection)
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_retry_comes_back_after_its_delay(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """LSN-8: Retry(delay) waits on the database's clock, counts an attempt and undoes a transaction's writes."""
+    """Retry(delay) waits on the database's clock, counts an attempt and undoes a transaction's writes (LSN-8)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -102,7 +102,7 @@ async def test_retry_comes_back_after_its_delay(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_retry_is_bounded_by_the_budget(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-8, RTY-1: a handler that only ever answers Retry fails after its attempts."""
+    """A handler that only ever answers Retry fails after its attempts (LSN-8, RTY-1)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=3))
@@ -118,7 +118,7 @@ async def test_retry_is_bounded_by_the_budget(dsn: str, conn: asyncpg.Connection
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_snooze_burns_no_attempt(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """LSN-8: seven snoozes with a budget of one attempt; every run is the first."""
+    """Seven snoozes with a budget of one attempt; every run is the first (LSN-8)."""
     await make_tables(conn)
     registry, attempts = HandlerRegistry(), []
     once = RetryPolicy(max_attempts=1)
@@ -151,7 +151,7 @@ async def test_snooze_burns_no_attempt(dsn: str, conn: asyncpg.Connection, trans
 
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_reject_fails_at_once(dsn: str, conn: asyncpg.Connection, transactional: bool) -> None:
-    """LSN-8, DLQ-1: Reject is failure_reason rejected after one attempt; a bare one has no error text."""
+    """Reject is failure_reason rejected after one attempt; a bare one has no error text (LSN-8, DLQ-1)."""
     await make_tables(conn)
     registry, facts = HandlerRegistry(), Facts()
 
@@ -182,7 +182,7 @@ async def test_reject_fails_at_once(dsn: str, conn: asyncpg.Connection, transact
 
 
 async def test_errors_can_mean_reject(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-8: with on_error="reject" any error is a rejection, transient or not."""
+    """With on_error="reject" any error is a rejection, transient or not (LSN-8)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", on_error="reject")
@@ -203,7 +203,7 @@ async def test_errors_can_mean_reject(dsn: str, conn: asyncpg.Connection) -> Non
     ids=repr,
 )
 async def test_wrong_answers_fail_alone(dsn: str, conn: asyncpg.Connection, answer: object) -> None:
-    """LSN-8, P6: an answer that means nothing fails its own event at once, and the others flow."""
+    """An answer that means nothing fails its own event at once, and the others flow (LSN-8, P6)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.wrong", name="billing.wrong", retry=QUICK)
@@ -242,7 +242,7 @@ _ERRORS: list[Callable[[], BaseException]] = [
 
 @pytest.mark.parametrize("kind", ["async", "sync", "tx"])
 async def test_every_kind_of_error_is_an_attempt(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """A12: whatever is raised, the row is classified, never acknowledged, and the worker lives on."""
+    """Whatever is raised, the row is classified, never acknowledged, and the worker lives on (A12)."""
     registry, facts = HandlerRegistry(), Facts()
     policy = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
@@ -324,7 +324,7 @@ async def test_what_a_failed_handler_held_is_freed_without_the_garbage_collector
 
 
 async def test_runner_that_ends_is_replaced(dsn: str, conn: asyncpg.Connection) -> None:
-    """A12: a future that carries GeneratorExit tears through every coroutine above it; the worker goes on."""
+    """A future that carries GeneratorExit tears through every coroutine above it; the worker goes on (A12)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -343,7 +343,7 @@ async def test_runner_that_ends_is_replaced(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_handler_that_cancels_itself(dsn: str, conn: asyncpg.Connection) -> None:
-    """A12: a handler that cancels the coroutine it runs in fails its attempt and takes nothing with it."""
+    """A handler that cancels the coroutine it runs in fails its attempt and takes nothing with it (A12)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -364,7 +364,7 @@ async def test_handler_that_cancels_itself(dsn: str, conn: asyncpg.Connection) -
 
 
 async def test_observer_that_raises_harms_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """P6: a broken log handler costs neither the event nor the worker."""
+    """A broken log handler costs neither the event nor the worker (P6)."""
     from holdfast import Worker, WorkerSettings
 
     registry = HandlerRegistry()

@@ -83,7 +83,7 @@ async def pooled_dsn(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -
 
 
 async def test_a_worker_behind_a_transaction_pooler_polls(dsn: str, pooled_dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, OBX-7: one error that names the cause, no lock or setting left in anybody's session, nothing lost."""
+    """One error that names the cause, no lock or setting left in anybody's session, nothing lost (LSN-2, OBX-7)."""
     await conn.execute("CREATE TABLE ledger (event_id text PRIMARY KEY)")
     registry, facts, publisher = HandlerRegistry(), Facts(), Publisher("shop")
     outside: list[str] = []
@@ -116,7 +116,7 @@ async def test_a_worker_behind_a_transaction_pooler_polls(dsn: str, pooled_dsn: 
 async def test_a_direct_listening_connection_restores_the_bell(
     dsn: str, pooled_dsn: str, conn: asyncpg.Connection
 ) -> None:
-    """OBX-7: listen_dsn may bypass the pooler, and then nothing has to wait for the polling interval."""
+    """listen_dsn may bypass the pooler, and then nothing has to wait for the polling interval (OBX-7)."""
     registry, arrived = HandlerRegistry(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -135,7 +135,7 @@ async def test_a_direct_listening_connection_restores_the_bell(
 @pytest.mark.trust
 @pytest.mark.parametrize("pooled_dsn", POOLS, indirect=True)
 async def test_hundreds_of_producers_share_five_sessions(pooled_dsn: str, conn: asyncpg.Connection) -> None:
-    """PUB-1, T26: each publishes and commits, some give up; every commit is one event, and nothing else is."""
+    """Each publishes and commits, some give up; every commit is one event, and nothing else is (PUB-1, T26)."""
     registry, seen = HandlerRegistry(), list[int]()
 
     @registry.handler("order.placed", name="billing.charge")

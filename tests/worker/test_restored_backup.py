@@ -23,7 +23,7 @@ QUICK = {"fsync": "off"}
 
 
 async def test_schedules_that_are_younger_than_the_backup_go_on(tmp_path: Path) -> None:
-    """T24, IDM-4: a worker that runs declares them again, and fires them under the backup."""
+    """A worker that runs declares them again, and fires them under the backup (T24, IDM-4)."""
     folder, backup = (usable_data_dir(tmp_path / name) for name in ("live", "backup"))
     registry, runs, port = HandlerRegistry(), Counter[str](), free_port()
     registry.schedule("clock.ticked", name="clock.tick", every=timedelta(seconds=1))
@@ -67,7 +67,7 @@ def handlers_of(registry: HandlerRegistry) -> HandlerRegistry:
 
 
 async def test_every_event_of_the_backup_is_delivered(tmp_path: Path) -> None:
-    """T24: what was open in the backup is handled under it, and counts once there; workers need no restart."""
+    """What was open in the backup is handled under it, and counts once there; workers need no restart (T24)."""
     folder, backup = (usable_data_dir(tmp_path / name) for name in ("live", "backup"))
     registry, runs, port = HandlerRegistry(), Counter[int](), free_port()
 

@@ -25,7 +25,7 @@ CANARY = "canary-3141592653"
 
 
 async def test_schedule_is_recorded_on_the_databases_clock(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-1: each wait is above zero and within its ceiling, counted from the database's clock; then the row fails."""
+    """Each wait is above zero and within its ceiling, counted from the database's clock; then the row fails (RTY-1)."""
     registry, runs = HandlerRegistry(), []
     policy = RetryPolicy(base_delay=0.1, multiplier=2, max_delay=0.4)
 
@@ -52,7 +52,7 @@ async def test_schedule_is_recorded_on_the_databases_clock(dsn: str, conn: async
 
 
 async def test_delays_are_spread(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-1, C4: events that failed together come back apart, over at least half of the window."""
+    """Events that failed together come back apart, over at least half of the window (RTY-1, C4)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(base_delay=100, max_delay=100))
@@ -72,7 +72,7 @@ async def test_delays_are_spread(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_total_delay_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-1: max_total_delay ends the attempts early, however many are left."""
+    """max_total_delay ends the attempts early, however many are left (RTY-1)."""
     registry = HandlerRegistry()
     policy = RetryPolicy(max_attempts=10_000, strategy="constant", base_delay=0.05, max_total_delay=0.5)
 
@@ -90,7 +90,7 @@ async def test_total_delay_is_bounded(dsn: str, conn: asyncpg.Connection) -> Non
 
 
 async def test_terminal_errors_fail_at_once(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-2: the library's terminal errors and the policy's own; another error of the same handler is retried."""
+    """The library's terminal errors and the policy's own; another error of the same handler is retried (RTY-2)."""
     registry = HandlerRegistry()
     policy = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001, terminal_errors=(LookupError,))
     errors = {"library": TerminalHandlerError("no card"), "policy": KeyError("no order"), "other": ValueError("busy")}
@@ -120,7 +120,7 @@ class TooManyRequests(Exception):
 
 @pytest.mark.parametrize("kind", ["header", "attribute"])
 async def test_retry_after_is_honoured(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
-    """RTY-2: the other side's wish is the least wait, whatever the policy would have drawn."""
+    """The other side's wish is the least wait, whatever the policy would have drawn (RTY-2)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(base_delay=0.01))
@@ -139,7 +139,7 @@ async def test_retry_after_is_honoured(dsn: str, conn: asyncpg.Connection, kind:
 
 
 async def test_log_entries(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-3, DLQ-6, S7: retry and failure say what they must, and the payload is nowhere."""
+    """Retry and failure say what they must, and the payload is nowhere (RTY-3, DLQ-6, S7)."""
     registry = HandlerRegistry()
     policy = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.01)
 
@@ -177,7 +177,7 @@ async def test_log_entries(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_a_lost_lease_is_not_told_as_a_failure(dsn: str, conn: asyncpg.Connection) -> None:
-    """DLQ-6, LSN-3: when the row is no longer ours, nothing is settled and nobody is alarmed."""
+    """When the row is no longer ours, nothing is settled and nobody is alarmed (DLQ-6, LSN-3)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
@@ -199,7 +199,7 @@ async def test_a_lost_lease_is_not_told_as_a_failure(dsn: str, conn: asyncpg.Con
 
 
 async def test_retried_rows_do_not_wait_for_the_poll(dsn: str, conn: asyncpg.Connection) -> None:
-    """RTY-1, P4: a worker that sleeps knows when its own retries are due."""
+    """A worker that sleeps knows when its own retries are due (RTY-1, P4)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge")

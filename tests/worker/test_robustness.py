@@ -38,7 +38,7 @@ ONCE = RetryPolicy(strategy="none")
 
 @pytest.mark.parametrize("how", ["reject", "error", "retry", "snooze"])
 async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: asyncpg.Connection, how: str) -> None:
-    """LSN-3, LSN-5: what became of it is settled before the row is unlocked, so no other worker runs it again."""
+    """What became of it is settled before the row is unlocked, so no other worker runs it again (LSN-3, LSN-5)."""
     await make_tables(conn)
     runs: list[int] = []
     facts = Facts()
@@ -91,7 +91,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
 
 
 async def test_half_open_connections_of_transactions(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, P5: the runners come free, new connections are opened, every effect happens once, and it stops."""
+    """The runners come free, new connections are opened, every effect happens once, and it stops (LSN-2, P5)."""
     await make_tables(conn)
     registry, facts = HandlerRegistry(), Facts()
 
@@ -128,7 +128,7 @@ async def test_half_open_connections_of_transactions(dsn: str, conn: asyncpg.Con
 
 
 async def test_silent_transaction_at_stop(dsn: str, conn: asyncpg.Connection) -> None:
-    """P5: a handler that waits on a half-open connection does not keep the worker from stopping."""
+    """A handler that waits on a half-open connection does not keep the worker from stopping (P5)."""
     await make_tables(conn)
     registry, inside = HandlerRegistry(), asyncio.Event()
 
@@ -156,7 +156,7 @@ async def test_silent_transaction_at_stop(dsn: str, conn: asyncpg.Connection) ->
     "command", ["ROLLBACK", "COMMIT", "  end", "rollback work", "PREPARE TRANSACTION 'x'", "close"]
 )
 async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, command: str) -> None:
-    """LSN-5: it fails at once and says what to do; the connection serves the next event."""
+    """It fails at once and says what to do; the connection serves the next event (LSN-5)."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -179,7 +179,7 @@ async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, com
 
 @pytest.mark.parametrize(("command", "end"), [("COMMIT", "delivered"), ("ROLLBACK", "failed")])
 async def test_transaction_ended_unseen(dsn: str, conn: asyncpg.Connection, command: str, end: str) -> None:
-    """LSN-5: effect and delivery end together all the same, and somebody is told."""
+    """Effect and delivery end together all the same, and somebody is told (LSN-5)."""
     await make_tables(conn)
     registry, facts = HandlerRegistry(), Facts()
 
@@ -196,7 +196,7 @@ async def test_transaction_ended_unseen(dsn: str, conn: asyncpg.Connection, comm
 
 
 async def test_sessions_are_clean(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5: what a handler sets or locks for its session reaches neither the next handler nor anybody else."""
+    """What a handler sets or locks for its session reaches neither the next handler nor anybody else (LSN-5)."""
     await make_tables(conn)
     registry, seen = HandlerRegistry(), []
 
@@ -216,7 +216,7 @@ async def test_sessions_are_clean(dsn: str, conn: asyncpg.Connection) -> None:
 
 
 async def test_thread_that_hangs_costs_no_thread(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: past its limit it is replaced; the events behind it run here."""
+    """Past its limit it is replaced; the events behind it run here (LSN-11)."""
     registry, ran, release = HandlerRegistry(), [], threading.Event()
 
     @registry.handler("order.placed", name="billing.charge", timeout=0.3, retry=ONCE)
@@ -239,7 +239,7 @@ async def test_thread_that_hangs_costs_no_thread(dsn: str, conn: asyncpg.Connect
 
 @pytest.mark.parametrize("scarce", ["threads", "connections"])
 async def test_what_hangs_holds_nothing_else(dsn: str, conn: asyncpg.Connection, scarce: str) -> None:
-    """LSN-3: events for which there is no thread or connection are left to a worker that has one."""
+    """Events for which there is no thread or connection are left to a worker that has one (LSN-3)."""
     busy, free, facts, ran = HandlerRegistry(), HandlerRegistry(), Facts(), []
     release, released = threading.Event(), asyncio.Event()
 
@@ -282,7 +282,7 @@ async def test_what_hangs_holds_nothing_else(dsn: str, conn: asyncpg.Connection,
 
 
 async def test_what_no_runner_takes_is_released(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: events behind busy runners are not kept from other workers for longer than about a lease."""
+    """Events behind busy runners are not kept from other workers for longer than about a lease (LSN-3)."""
     registry, released = HandlerRegistry(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -303,7 +303,7 @@ async def test_what_no_runner_takes_is_released(dsn: str, conn: asyncpg.Connecti
 
 
 async def test_threads_that_hang_are_bounded() -> None:
-    """LSN-11: as many again as there are threads take the place of those that hang, and end when they come back."""
+    """As many again as there are threads take the place of those that hang, and end when they come back (LSN-11)."""
     threads, release, started = Threads(2), threading.Event(), []
 
     def hang() -> None:
@@ -326,7 +326,7 @@ async def test_threads_that_hang_are_bounded() -> None:
 
 
 async def test_handlers_in_threads_after_a_restart_of_the_dispatcher(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-5: a defect that ends the dispatcher's loop does not leave it without threads."""
+    """A defect that ends the dispatcher's loop does not leave it without threads (LSN-5)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -345,7 +345,7 @@ async def test_handlers_in_threads_after_a_restart_of_the_dispatcher(dsn: str, c
 
 
 async def test_stop_with_a_half_open_database(dsn: str, conn: asyncpg.Connection) -> None:
-    """P5: at most the grace and five seconds, whatever the lease."""
+    """At most the grace and five seconds, whatever the lease (P5)."""
     registry, facts, seen = HandlerRegistry(), Facts(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -367,7 +367,7 @@ async def test_stop_with_a_half_open_database(dsn: str, conn: asyncpg.Connection
 
 
 async def test_stop_during_a_drain(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4: `drain` returns when the worker is stopped, though work is left."""
+    """`drain` returns when the worker is stopped, though work is left (LSN-4)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -387,7 +387,7 @@ async def test_stop_during_a_drain(dsn: str, conn: asyncpg.Connection) -> None:
 async def test_drain_of_a_worker_that_ends_by_itself(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LSN-4: what ends the worker is raised by `drain`."""
+    """What ends the worker is raised by `drain` (LSN-4)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -414,7 +414,7 @@ async def test_drain_of_a_worker_that_ends_by_itself(
 
 
 async def test_outage_longer_than_a_lease(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: what was finished when the database went is settled when it is back, and does not run again."""
+    """What was finished when the database went is settled when it is back, and does not run again (LSN-3)."""
     registry, seen, facts = HandlerRegistry(), [], Facts()
     go = asyncio.Event()
 
@@ -440,7 +440,7 @@ async def test_outage_longer_than_a_lease(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_row_that_cannot_be_sent(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: a value that the driver refuses costs its own row, and is no outage."""
+    """A value that the driver refuses costs its own row, and is no outage (LSN-3)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -470,7 +470,7 @@ async def test_row_that_cannot_be_sent(dsn: str, conn: asyncpg.Connection) -> No
 
 
 async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: deliveries that nobody will settle are not held for ever."""
+    """Deliveries that nobody will settle are not held for ever (LSN-3)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -504,7 +504,7 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
 
 @pytest.mark.parametrize("reject", [True, False])
 async def test_answer_to_a_settle_that_never_arrives(dsn: str, conn: asyncpg.Connection, reject: bool) -> None:
-    """DLQ-6, RTY-3: the failure or the retry is told, though the second try finds the row settled."""
+    """The failure or the retry is told, though the second try finds the row settled (DLQ-6, RTY-3)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=2))
@@ -533,7 +533,7 @@ async def test_answer_to_a_settle_that_never_arrives(dsn: str, conn: asyncpg.Con
 
 @pytest.mark.parametrize("how", ["expired", "snoozed"])
 async def test_lost_leases_are_counted_as_nothing_else(dsn: str, conn: asyncpg.Connection, how: str) -> None:
-    """LSN-3: neither as expired nor as snoozed."""
+    """Neither as expired nor as snoozed (LSN-3)."""
     registry, inside, go = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -563,7 +563,7 @@ async def test_lost_leases_are_counted_as_nothing_else(dsn: str, conn: asyncpg.C
 
 
 async def test_a_start_that_is_cancelled_leaves_no_error_behind(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-4: what the start meets after its cancellation, such as a closed connection, is nobody's to see."""
+    """What the start meets after its cancellation, such as a closed connection, is nobody's to see (LSN-4)."""
     registry, entered, told = HandlerRegistry(), asyncio.Event(), list[Any]()
 
     @registry.handler("order.placed", name="billing.charge")

@@ -40,7 +40,7 @@ def now_due(seen: Watched) -> Due:
 
 
 async def test_slots_are_fired_in_time_and_handled(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: within a second of the slot on the database's clock; the event carries slot, payload and headers."""
+    """Within a second of the slot on the database's clock; the event carries slot, payload and headers (IDM-4)."""
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("clock.ticked", name="clock.note")
@@ -70,7 +70,7 @@ async def test_slots_are_fired_in_time_and_handled(dsn: str, conn: asyncpg.Conne
     ("missed", "expected"), [("all", 72), ("latest", 1), ("skip", 0)], ids=["all", "latest", "skip"]
 )
 async def test_an_outage_is_made_up_for(dsn: str, conn: asyncpg.Connection, missed: Any, expected: int) -> None:
-    """IDM-4: three days without a worker; what is not made up for is told, and nothing is fired again."""
+    """Three days without a worker; what is not made up for is told, and nothing is fired again (IDM-4)."""
     # Half an hour from now, because Kolkata is half an hour off: none of its slots comes while the test runs.
     now = await conn.fetchval("SELECT now()")
     options: dict[str, Any] = {"missed": missed, "cron": f"{now.minute} * * * *", "timezone": "Asia/Kolkata"}
@@ -94,7 +94,7 @@ async def _planned(conn: asyncpg.Connection, name: str = NAME) -> bool:
 
 
 async def test_a_hundred_slots_are_made_up_for_and_no_more(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: a schedule that was forgotten for a year does not flood the outbox."""
+    """A schedule that was forgotten for a year does not flood the outbox (IDM-4)."""
     options: dict[str, Any] = {"missed": "all", "cron": "* * * * *"}
     await declare(conn, **options)
     await rewind(conn, timedelta(days=365))
@@ -109,7 +109,7 @@ async def test_a_hundred_slots_are_made_up_for_and_no_more(dsn: str, conn: async
 
 
 async def test_a_first_declaration_owes_nothing_of_the_past(conn: asyncpg.Connection) -> None:
-    """IDM-4: its first slot is the first one after it was declared."""
+    """Its first slot is the first one after it was declared (IDM-4)."""
     assert await declare(conn) == "declared"
     seen = await watched(conn)
     assert seen.due_in is None
@@ -121,7 +121,7 @@ async def test_a_first_declaration_owes_nothing_of_the_past(conn: asyncpg.Connec
 
 
 async def test_an_idle_worker_sleeps_until_the_next_slot(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: five seconds at most, and a look writes nothing; a slot that is nearer ends the sleep sooner."""
+    """Five seconds at most, and a look writes nothing; a slot that is nearer ends the sleep sooner (IDM-4)."""
     connection, facts, counters = ReservedConnection(Address(dsn), "schedule"), Facts(), Counters()
     observe = DirectObservers((facts.append,))
     scheduler = Scheduler(connection, schedules(), declaring().schedules, counters, observe, Outages(observe))
@@ -141,7 +141,7 @@ async def test_an_idle_worker_sleeps_until_the_next_slot(dsn: str, conn: asyncpg
 
 
 async def test_a_lost_connection_costs_no_slot(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4, LSN-2: the loop reconnects, and fires what came meanwhile."""
+    """The loop reconnects, and fires what came meanwhile (IDM-4, LSN-2)."""
     registry = declaring(name="clock.second", event_type="report.due", every=timedelta(seconds=1), missed="all")
     async with running(dsn, registry):
         await until(lambda: _count(conn, 1), what="a slot")
@@ -153,7 +153,7 @@ async def test_a_lost_connection_costs_no_slot(dsn: str, conn: asyncpg.Connectio
 
 
 async def test_behind_a_transaction_pooler(pooled_dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4, LSN-2: nothing is kept in a session from one statement to the next."""
+    """Nothing is kept in a session from one statement to the next (IDM-4, LSN-2)."""
     registry = declaring(name="clock.second", event_type="report.due", every=timedelta(seconds=1), missed="all")
     async with running(pooled_dsn, registry, poll_interval=0.2), running(pooled_dsn, registry, poll_interval=0.2):
         await until(lambda: _count(conn, 3), what="three slots")
@@ -167,7 +167,7 @@ async def _count(conn: asyncpg.Connection, wanted: int) -> bool:
 
 
 async def test_a_worker_without_schedules_has_no_connection_for_them(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-7: who declares none pays for none."""
+    """Who declares none pays for none (OBX-7)."""
     registry = HandlerRegistry()
 
     @registry.handler("report.due", name="reports.send")
@@ -189,7 +189,7 @@ async def _beats(conn: asyncpg.Connection, workers: int = 1) -> bool:
 
 
 async def test_one_of_many_fires_a_slot(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: five connections that have seen the same slot, thirty times."""
+    """Five connections that have seen the same slot, thirty times (IDM-4)."""
     await declare(conn, missed="all")
     others = [await asyncpg.connect(dsn) for _ in range(5)]
     try:
@@ -208,7 +208,7 @@ async def test_one_of_many_fires_a_slot(dsn: str, conn: asyncpg.Connection) -> N
 
 
 async def test_whoever_dies_in_the_middle_has_fired_nothing(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: a worker whose session ends while its event is being written; the next one fires the slot, once."""
+    """A worker whose session ends while its event is being written; the next one fires the slot, once (IDM-4)."""
     await declare(conn)
     await rewind(conn, HOUR)
     seen = await watched(conn)
@@ -235,7 +235,7 @@ async def test_whoever_dies_in_the_middle_has_fired_nothing(dsn: str, conn: asyn
 
 
 async def test_whoever_is_frozen_keeps_nobody_from_firing(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: a fire commits by itself; behind a pooler a commit that does not come is not waited for."""
+    """A fire commits by itself; behind a pooler a commit that does not come is not waited for (IDM-4)."""
     await declare(conn)
     await rewind(conn, HOUR)
     seen, sent = await watched(conn), []
@@ -262,7 +262,7 @@ async def test_whoever_is_frozen_keeps_nobody_from_firing(dsn: str, conn: asyncp
 
 
 async def test_the_database_s_clock_decides_what_is_due(conn: asyncpg.Connection) -> None:
-    """IDM-4: a worker whose clock is ahead fires nothing before its time."""
+    """A worker whose clock is ahead fires nothing before its time (IDM-4)."""
     await declare(conn)
     seen = await watched(conn)
     ahead = due(seen.timing, "latest", seen.owed_after, seen.looked_at + timedelta(days=1))
@@ -274,7 +274,7 @@ async def test_the_database_s_clock_decides_what_is_due(conn: asyncpg.Connection
 
 @pytest.mark.parametrize("wrong", ["past", "twice", "beyond", "next"])
 async def test_slots_that_cannot_be_are_refused(conn: asyncpg.Connection, wrong: str) -> None:
-    """IDM-4: whatever a worker works out, a slot is never fired again, nor moved backwards."""
+    """Whatever a worker works out, a slot is never fired again, nor moved backwards (IDM-4)."""
     await declare(conn)
     since = await rewind(conn, timedelta(hours=3))
     seen = await watched(conn)
@@ -295,7 +295,7 @@ async def test_slots_that_cannot_be_are_refused(conn: asyncpg.Connection, wrong:
 
 
 async def test_an_unchanged_declaration_disturbs_nobody(conn: asyncpg.Connection) -> None:
-    """IDM-4: a fleet that restarts unchanged."""
+    """A fleet that restarts unchanged (IDM-4)."""
     await declare(conn)
     before = await stored(conn)
     assert await declare(conn) == "unchanged"
@@ -303,7 +303,7 @@ async def test_an_unchanged_declaration_disturbs_nobody(conn: asyncpg.Connection
 
 
 async def test_an_older_generation_does_not_overwrite_a_newer_one(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4, GEN-1: a worker of the last deployment that restarts; it fires what the newer one has declared."""
+    """A worker of the last deployment that restarts; it fires what the newer one has declared (IDM-4, GEN-1)."""
     assert await declare(conn, generation=2, every=timedelta(seconds=1), payload={"by": 2}) == "declared"
     assert await declare(conn, generation=1) == "older"
     facts = Facts()
@@ -320,7 +320,7 @@ async def test_an_older_generation_does_not_overwrite_a_newer_one(dsn: str, conn
 
 
 async def test_a_new_timing_begins_now_and_fires_what_the_old_one_owes(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: the slot that was due when the deployment came is fired; those that the new timing had before are not."""
+    """The slot that was due when the deployment came is fired; those that the new timing had before are not (IDM-4)."""
     await declare(conn)
     await rewind(conn, timedelta(minutes=90))
     (owed,) = now_due(await watched(conn)).fire
@@ -335,7 +335,7 @@ async def test_a_new_timing_begins_now_and_fires_what_the_old_one_owes(dsn: str,
 
 
 async def test_a_new_timing_waits_for_what_the_old_one_owes(conn: asyncpg.Connection) -> None:
-    """IDM-4: whoever could not fire it, because somebody else had it locked, must not forget it either."""
+    """Whoever could not fire it, because somebody else had it locked, must not forget it either (IDM-4)."""
     await declare(conn, missed="all")
     await rewind(conn, timedelta(minutes=200))
     before = await stored(conn)
@@ -349,7 +349,7 @@ async def test_a_new_timing_waits_for_what_the_old_one_owes(conn: asyncpg.Connec
 
 
 async def test_a_new_payload_keeps_the_slots(conn: asyncpg.Connection) -> None:
-    """IDM-4: only a timing that changes begins anew."""
+    """Only a timing that changes begins anew (IDM-4)."""
     await declare(conn)
     await rewind(conn, timedelta(hours=2))
     before = await stored(conn)
@@ -360,7 +360,7 @@ async def test_a_new_payload_keeps_the_slots(conn: asyncpg.Connection) -> None:
 
 
 async def test_an_event_goes_to_the_newest_generation_that_is_served(conn: asyncpg.Connection) -> None:
-    """IDM-4, GEN-1: whichever generation fires it; not to one that serves other channels only."""
+    """Whichever generation fires it; not to one that serves other channels only (IDM-4, GEN-1)."""
     beat = "SELECT core.worker_beat(gen_random_uuid(), $1, 'host', 1, '1.0', $2, $3, '{reports.send}')"
     await declare(conn)
     expected = []
@@ -376,7 +376,7 @@ async def test_an_event_goes_to_the_newest_generation_that_is_served(conn: async
 
 
 async def test_a_declaration_that_a_worker_cannot_read_is_left_to_others(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: a zone that this machine does not know; told once, and the other schedules go on."""
+    """A zone that this machine does not know; told once, and the other schedules go on (IDM-4)."""
     await declare(conn, generation=1, name="reports.far", cron="* * * * *")
     await conn.execute("UPDATE core.schedules SET timezone = 'Mars/Olympus'")
     registry, facts = declaring(name="reports.far"), Facts()
@@ -390,7 +390,7 @@ async def test_a_declaration_that_a_worker_cannot_read_is_left_to_others(dsn: st
 
 
 async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, conn: asyncpg.Connection) -> None:
-    """IDM-4: somebody's trigger refuses its event; told once, tried again, and the others go on."""
+    """Somebody's trigger refuses its event; told once, tried again, and the others go on (IDM-4)."""
     await conn.execute(
         """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'no reports today'; END$$;
            CREATE TRIGGER refuse BEFORE INSERT ON core.outbox FOR EACH ROW
@@ -409,7 +409,7 @@ async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, conn: as
 
 
 async def test_a_clock_that_is_set_back_fires_nothing_again(conn: asyncpg.Connection) -> None:
-    """IDM-4: slots that were fired before the database's clock was set back stay fired; the next one is later."""
+    """Slots that were fired before the database's clock was set back stay fired; the next one is later (IDM-4)."""
     await declare(conn)
     future = "UPDATE core.schedules SET owed_after = now() + interval '5 hours', next_slot = NULL RETURNING owed_after"
     dealt_with = await conn.fetchval(future)
@@ -423,7 +423,7 @@ async def test_a_clock_that_is_set_back_fires_nothing_again(conn: asyncpg.Connec
 
 
 async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connection) -> None:
-    """OBX-2: a worker declares, looks and fires by functions alone; an operator changes by functions alone."""
+    """A worker declares, looks and fires by functions alone; an operator changes by functions alone (OBX-2)."""
     await conn.execute("SET ROLE holdfast_worker")
     assert await declare(conn) == "declared"
     await conn.execute("RESET ROLE")
@@ -446,7 +446,7 @@ async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connectio
 
 
 async def test_a_worker_whose_schedule_is_of_another_role_does_not_start(dsn: str, conn: asyncpg.Connection) -> None:
-    """OBX-2: the error names the schedule and what to write; nothing is declared, and nobody takes it for alive."""
+    """The error names the schedule and what to write; nothing is declared, and nobody takes it for alive (OBX-2)."""
     await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('reports', 'holdfast_operator')")
     with pytest.raises(ConfigurationError, match=r"reports\.hourly\.source source reports belongs to another role"):
         async with running(f"{dsn}?role=holdfast_worker", declaring()):
@@ -459,12 +459,12 @@ async def test_a_worker_whose_schedule_is_of_another_role_does_not_start(dsn: st
 
 
 async def test_a_first_worker_of_a_generation_is_known_before_it_declares(dsn: str, conn: asyncpg.Connection) -> None:
-    """GEN-1, IDM-4: nobody has written down a deployment of its number."""
+    """Nobody has written down a deployment of its number (GEN-1, IDM-4)."""
     async with running(dsn, declaring(), generation=20260131):
         assert (await stored(conn))["generation"] == 20260131
 
 
 async def test_cron_is_the_same_in_the_database(conn: asyncpg.Connection) -> None:
-    """IDM-4: what was declared is what is read back."""
+    """What was declared is what is read back (IDM-4)."""
     await declare(conn, cron="30 2 * * MON-FRI", timezone="America/New_York")
     assert (await watched(conn)).timing == Cron("30 2 * * MON-FRI", "America/New_York")

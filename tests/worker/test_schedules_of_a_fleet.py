@@ -101,7 +101,7 @@ async def cut(conn: asyncpg.Connection) -> None:
 
 @pytest.mark.timeout(120)
 async def test_each_slot_once(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """IDM-4: kill -9, SIGTERM, SIGSTOP, cut connections and stepped clocks; every second has its event, and one."""
+    """Kill -9, SIGTERM, SIGSTOP, cut connections and stepped clocks; every second has its event, and one (IDM-4)."""
     await conn.execute("CREATE TABLE ticks (schedule text, slot timestamptz)")
     look = await asyncpg.create_pool(dsn, min_size=1, max_size=INSTANCES)
     fleet = [Instance(dsn, Clock(tmp_path / f"clock-{n}"), look) for n in range(INSTANCES)]

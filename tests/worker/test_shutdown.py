@@ -27,7 +27,7 @@ from tests.worker.support import (
 
 
 async def test_running_finish_and_waiting_are_given_back(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4, A9: five running events finish, those in the buffer are back within a second with no attempt burned."""
+    """Five running events finish, those in the buffer are back within a second with no attempt burned (LSN-4, A9)."""
     await make_tables(conn)
     # Quick ones first: a worker claims as far ahead as it has been fast.
     events = [NewEvent("order.placed", {"n": n, "seconds": 2.0 if n >= 2000 else 0}) for n in range(2060)]
@@ -54,7 +54,7 @@ async def test_running_finish_and_waiting_are_given_back(dsn: str, conn: asyncpg
 
 
 async def test_given_back_events_go_to_another_worker_at_once(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4: the worker beside it has them without waiting for its polling interval or a lease."""
+    """The worker beside it has them without waiting for its polling interval or a lease (LSN-4)."""
     await make_tables(conn)
     events = [NewEvent("order.placed", {"n": n, "seconds": 0.5 if n >= 1000 else 0}) for n in range(1040)]
     async with conn.transaction():
@@ -70,7 +70,7 @@ async def test_given_back_events_go_to_another_worker_at_once(dsn: str, conn: as
 
 @pytest.mark.parametrize("event_type", ["order.placed", "order.threaded"])
 async def test_grace_exceeded(dsn: str, conn: asyncpg.Connection, event_type: str) -> None:
-    """LSN-4, P5: what does not finish in time is cancelled and given back; the process ends, threads or not."""
+    """What does not finish in time is cancelled and given back; the process ends, threads or not (LSN-4, P5)."""
     identity = await publish(conn, event_type, {"seconds": 30})
     async with process(dsn, "slow", grace=0.5) as worker:
         await worker.wait_told("handler_started")
@@ -90,7 +90,7 @@ async def test_grace_exceeded(dsn: str, conn: asyncpg.Connection, event_type: st
 async def test_second_signal_exits_at_once(
     dsn: str, conn: asyncpg.Connection, first: signal.Signals, second: signal.Signals, status: int
 ) -> None:
-    """LSN-4, A10: 128 + the signal, at once; the lease gives the event back."""
+    """128 + the signal, at once; the lease gives the event back (LSN-4, A10)."""
     identity = await publish(conn, "order.placed", {"seconds": 30})
     async with process(dsn, "slow", grace=60) as worker:
         await worker.wait_told("handler_started")
@@ -106,7 +106,7 @@ async def test_second_signal_exits_at_once(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_idle_worker_stops_promptly(dsn: str, conn: asyncpg.Connection, number: signal.Signals) -> None:
-    """P5: at most two seconds, with status 0 and nothing left behind."""
+    """At most two seconds, with status 0 and nothing left behind (P5)."""
     async with process(dsn, "slow", poll_interval=3600) as worker:
         await until(
             lambda: conn.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), what="it sleeps"
@@ -119,7 +119,7 @@ async def test_idle_worker_stops_promptly(dsn: str, conn: asyncpg.Connection, nu
 
 
 async def test_stop_beside_a_service(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4, P5: `async with Worker` stops in the same way; an idle one within two seconds."""
+    """`async with Worker` stops in the same way; an idle one within two seconds (LSN-4, P5)."""
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="billing.charge")
@@ -135,7 +135,7 @@ async def test_stop_beside_a_service(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_stop_during_a_claim_gives_everything_back(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4: a stop at any moment leaves nothing in flight, and burns no attempt of what did not run."""
+    """A stop at any moment leaves nothing in flight, and burns no attempt of what did not run (LSN-4)."""
     for round_ in range(5):
         registry, seen = HandlerRegistry(), []
 
@@ -154,7 +154,7 @@ async def test_stop_during_a_claim_gives_everything_back(dsn: str, conn: asyncpg
 
 
 async def test_sigterm_while_the_database_is_down(own_server: EmbeddedPostgres, own_dsn: str) -> None:
-    """A10, P5: an idle worker ends within two seconds, a busy one within its grace and five more."""
+    """An idle worker ends within two seconds, a busy one within its grace and five more (A10, P5)."""
     conn = await asyncpg.connect(own_dsn)
     identity = await publish(conn, "order.placed", {"seconds": 30})
     settings = {"grace": 0.5, "lease": 3.0}
@@ -182,7 +182,7 @@ async def test_sigterm_while_the_database_is_down(own_server: EmbeddedPostgres, 
 
 
 async def test_sigterm_during_start(own_server: EmbeddedPostgres, own_dsn: str) -> None:
-    """A10: a worker that has not met its database yet ends within two seconds."""
+    """A worker that has not met its database yet ends within two seconds (A10)."""
     await asyncio.to_thread(own_server.kill)
     async with process(own_dsn, "slow", started=False) as worker:
         await worker.wait_told("database_unavailable")
@@ -193,7 +193,7 @@ async def test_sigterm_during_start(own_server: EmbeddedPostgres, own_dsn: str) 
 
 
 async def test_facts_of_a_stop(dsn: str) -> None:
-    """LSN-4: start and stop are told once each."""
+    """Start and stop are told once each (LSN-4)."""
     registry, facts = HandlerRegistry(), Facts()
 
     @registry.handler("order.placed", name="billing.charge")

@@ -27,7 +27,7 @@ REWRITES = {
 
 @pytest.mark.parametrize("how", REWRITES)
 async def test_deliveries_go_on(dsn: str, conn: asyncpg.Connection, how: str) -> None:
-    """T27: plain and transactional handlers, retries among them; producers go on as well."""
+    """Plain and transactional handlers, retries among them; producers go on as well (T27)."""
     registry, plain, facts = HandlerRegistry(), Counter[int](), Facts()
     await make_tables(conn)
 

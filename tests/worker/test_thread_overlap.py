@@ -17,7 +17,7 @@ FIVE = RetryPolicy(max_attempts=5, base_delay=0.001, max_delay=0.001)
 
 
 async def test_past_its_limit_five_times(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-16, T23: the lease is held while the thread lives, also for longer than leases are; two workers compete."""
+    """The lease is held while the thread lives, also for longer than leases are; two workers compete (LSN-16, T23)."""
     registry, facts, lock = HandlerRegistry(), Facts(), threading.Lock()
     runs = now = most = 0
 
@@ -42,7 +42,7 @@ async def test_past_its_limit_five_times(dsn: str, conn: asyncpg.Connection) -> 
 
 
 async def test_stop_with_a_thread_past_its_limit(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-16, LSN-4: the worker stops within its grace, and the event is due when the process has had time to end."""
+    """The worker stops within its grace, and the event is due when the process has had time to end (LSN-16, LSN-4)."""
     registry, facts, release = HandlerRegistry(), Facts(), threading.Event()
 
     @registry.handler("order.placed", name="billing.charge", timeout=0.1)

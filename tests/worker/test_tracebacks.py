@@ -41,7 +41,7 @@ def missing_key() -> None:
 
 
 def test_the_line_and_its_text() -> None:
-    """DLQ-7: file, line and function, and the text of the line; the path is the one that is imported."""
+    """File, line and function, and the text of the line; the path is the one that is imported (DLQ-7)."""
     report = raised(missing_key)
     line = missing_key.__code__.co_firstlineno + 1
     assert place(report).endswith(f"{HERE}:{line} in missing_key")
@@ -50,13 +50,13 @@ def test_the_line_and_its_text() -> None:
 
 
 def test_what_is_not_raised_has_no_traceback() -> None:
-    """DLQ-7: nor what a handler states as its reason."""
+    """Nor what a handler states as its reason (DLQ-7)."""
     assert describe(ValueError("no")).traceback is None
     assert describe(ValueError("no")).stored == "ValueError: no"
 
 
 def test_neither_locals_nor_messages_nor_secrets() -> None:
-    """DLQ-7: values of variables are nowhere; the text has no values of the payload, the code no passwords."""
+    """Values of variables are nowhere; the text has no values of the payload, the code no passwords (DLQ-7)."""
 
     def fail() -> None:
         card = CANARY
@@ -68,7 +68,7 @@ def test_neither_locals_nor_messages_nor_secrets() -> None:
 
 
 def test_a_redactor_sees_the_traceback_too() -> None:
-    """DLQ-7: one that raises costs the traceback, not the row."""
+    """One that raises costs the traceback, not the row (DLQ-7)."""
     report = raised(missing_key, redact=lambda text: text.replace("missing_key", "[function]"))
     assert place(report).endswith("in [function]")
 
@@ -79,7 +79,7 @@ def test_a_redactor_sees_the_traceback_too() -> None:
 
 
 def test_causes_and_groups_are_shown_shortly() -> None:
-    """DLQ-7: each with its own frames; a group's place is that of its first member."""
+    """Each with its own frames; a group's place is that of its first member (DLQ-7)."""
 
     def wrapped() -> None:
         try:
@@ -159,7 +159,7 @@ def cycle() -> None:
 
 @pytest.mark.parametrize("fail", [recursion, even, broken_code, generated, giant, chained, cycle])
 def test_strange_errors_have_a_short_and_safe_traceback(fail: Callable[[], object]) -> None:
-    """DLQ-7: recursion, syntax errors, generated code, 50 MB of message, endless causes."""
+    """Recursion, syntax errors, generated code, 50 MB of message, endless causes (DLQ-7)."""
     started = time.monotonic()
     report = raised(fail)
     assert time.monotonic() - started < 2
@@ -169,7 +169,7 @@ def test_strange_errors_have_a_short_and_safe_traceback(fail: Callable[[], objec
 
 
 def test_an_error_that_cannot_be_read_is_still_described() -> None:
-    """DLQ-7: whatever its attributes do."""
+    """Whatever its attributes do (DLQ-7)."""
 
     def fail() -> None:
         raise Hostile
@@ -178,7 +178,7 @@ def test_an_error_that_cannot_be_read_is_still_described() -> None:
 
 
 def test_the_place_of_a_recursion_does_not_depend_on_the_stack() -> None:
-    """DLQ-7: one signature, however deep the stack was before."""
+    """One signature, however deep the stack was before (DLQ-7)."""
 
     def deeper(depth: int, function: Callable[[], object]) -> object:
         return deeper(depth - 1, function) if depth else function()
@@ -188,7 +188,7 @@ def test_the_place_of_a_recursion_does_not_depend_on_the_stack() -> None:
 
 
 def test_a_syntax_error_names_its_own_file() -> None:
-    """DLQ-7: and not the import of it."""
+    """And not the import of it (DLQ-7)."""
     report = raised(broken_code)
     assert "broken_module.py:1 in <module>" in str(report.traceback)
 
@@ -196,7 +196,7 @@ def test_a_syntax_error_names_its_own_file() -> None:
 def test_an_application_that_is_installed_is_still_the_users_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DLQ-7: in a container the application is often one more package in site-packages."""
+    """In a container the application is often one more package in site-packages (DLQ-7)."""
     root = tmp_path / "site-packages"
     for package, code in (
         ("shopapp", "import libapp\ndef charge():\n    libapp.call()\n"),
@@ -230,7 +230,7 @@ def test_huge_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_failure_costs_little() -> None:
-    """DLQ-7: a storm of retries must not be slowed down by what is kept of each; about 0.1 ms on an idle machine."""
+    """A storm of retries must not be slowed down by what is kept of each; about 0.1 ms on an idle machine (DLQ-7)."""
 
     def deep(n: int) -> None:
         if n:

@@ -70,7 +70,7 @@ async def bell(dsn: str) -> AsyncIterator[list[str]]:
 
 
 async def test_sleeping_worker_wakes_at_once(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4, LSN-1: fifty events committed by plain SQL, each handled within 100 ms, with hourly polling."""
+    """Fifty events committed by plain SQL, each handled within 100 ms, with hourly polling (P4, LSN-1)."""
     handled, late = Handled(), Latencies()
     async with running(dsn, handled.registry(), poll_interval=3600) as worker:
         for n in range(50):
@@ -87,7 +87,7 @@ async def test_sleeping_worker_wakes_at_once(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, P4: a worker that sleeps sends nothing but a ping now and then."""
+    """A worker that sleeps sends nothing but a ping now and then (LSN-1, P4)."""
     handled = Handled()
     async with running(dsn, handled.registry(), poll_interval=3600) as worker:
         await publish_many(conn, "order.placed", 300)
@@ -100,7 +100,7 @@ async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_idle_workers_need_few_connections(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: two to claim and to listen; a third for the sleeper and its deputy alone."""
+    """Two to claim and to listen; a third for the sleeper and its deputy alone (P4)."""
     sessions = """SELECT count(*) FROM pg_stat_activity
                   WHERE datname = current_database() AND application_name LIKE 'holdfast %'"""
     handled = Handled()
@@ -120,7 +120,7 @@ async def test_idle_workers_need_few_connections(dsn: str, conn: asyncpg.Connect
 async def test_the_connection_that_has_settled_stays(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OBX-7: what is handled must not depend on whether the server has room for a session."""
+    """What is handled must not depend on whether the server has room for a session (OBX-7)."""
     monkeypatch.setattr("holdfast.worker.settler._UNUSED", 0.5)
     sessions = """SELECT count(*) FROM pg_stat_activity
                   WHERE datname = current_database() AND application_name LIKE 'holdfast settle%'"""
@@ -134,7 +134,7 @@ async def test_the_connection_that_has_settled_stays(
 
 
 async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: fifty events a second for five seconds, one at a time, are each handled at once: they are no noise."""
+    """Fifty events a second for five seconds, one at a time, are each handled at once: they are no noise (P4)."""
     handled, late = Handled(), Latencies()
     async with running(dsn, handled.registry(), poll_interval=3600):
         await asleep(conn)
@@ -152,7 +152,7 @@ async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: one is the sleeper for all of them, and one its deputy; any of them may take the event, and one does."""
+    """One is the sleeper for all of them, and one its deputy; any of them may take the event, and one does (P4)."""
     handled, late = Handled(), Latencies()
     async with contextlib.AsyncExitStack() as stack:
         workers = [
@@ -179,9 +179,9 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
 
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_no_wake_up_is_lost(dsn: str, conn: asyncpg.Connection, workers: int) -> None:
-    """P4: a burst that keeps everybody busy, then one commit at a random moment around their falling asleep.
+    """A burst that keeps everybody busy, then one commit at a random moment around their falling asleep.
 
-    Nobody polls and nothing follows: alone, a worker that missed the bell would sleep for an hour.
+    Nobody polls and nothing follows: alone, a worker that missed the bell would sleep for an hour (P4).
     """
     handled, late, dice = Handled(), Latencies(), random.Random(workers)
     numbers = itertools.count()
@@ -209,7 +209,7 @@ async def test_no_wake_up_is_lost(dsn: str, conn: asyncpg.Connection, workers: i
 
 
 async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: commits at random moments, two workers of one handler and one of another: no event waits for the next."""
+    """Commits at random moments, two workers of one handler and one of another: no event waits for the next (P4)."""
     plain, other = Handled(), Handled()
     committed: dict[int, float] = {}
     ends = time.monotonic() + 6
@@ -243,7 +243,7 @@ async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncp
 
 
 async def test_sleeper_is_killed(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
-    """P4, A1: an idle worker takes over within 1.5 s; when all are dead, no lock stays and nobody is notified."""
+    """An idle worker takes over within 1.5 s; when all are dead, no lock stays and nobody is notified (P4, A1)."""
     settings = {"poll_interval": 3600}
     async with process(dsn, "slow", **settings) as one, process(dsn, "slow", **settings) as two:
         workers = {each.told("worker_started")[0]["worker_id"]: each for each in (one, two)}
@@ -282,7 +282,7 @@ async def test_sleeper_is_killed(dsn: str, conn: asyncpg.Connection, bell: list[
 
 @pytest.mark.parametrize(("open_for", "beside"), [(3.0, 0), (1.0, 2000)])
 async def test_late_commit(dsn: str, conn: asyncpg.Connection, open_for: float, beside: int) -> None:
-    """E4, P4: an event published seconds before its commit is handled right after it, below every mark."""
+    """An event published seconds before its commit is handled right after it, below every mark (E4, P4)."""
     handled = Handled()
     producer = await asyncpg.connect(dsn)
     async with running(dsn, handled.registry(), poll_interval=3600):
@@ -304,7 +304,7 @@ async def test_late_commit(dsn: str, conn: asyncpg.Connection, open_for: float, 
 
 
 async def test_two_phase_commit(postgres_server: SessionServer) -> None:
-    """E6: a producer that prepares opts out of the bell; one that prepared while nobody slept is waited for."""
+    """A producer that prepares opts out of the bell; one that prepared while nobody slept is waited for (E6)."""
     settings = {"max_prepared_transactions": "5"}
     with EmbeddedPostgres(binaries=postgres_server.binaries, settings=settings) as server:
         dsn = server.create_database("holdfast")
@@ -343,7 +343,7 @@ async def test_two_phase_commit(postgres_server: SessionServer) -> None:
 
 
 async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
-    """B17: eight producers beside a busy worker send fewer than one notification for twenty events."""
+    """Eight producers beside a busy worker send fewer than one notification for twenty events (B17)."""
     await make_tables(conn)
     producers, each = 8, 200
 
@@ -367,7 +367,7 @@ async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection,
 
 
 async def test_flood_of_notifications(dsn: str, conn: asyncpg.Connection) -> None:
-    """S6: anybody can notify; nonsense costs a look in 50 ms at most, and real events are still handled."""
+    """Anybody can notify; nonsense costs a look in 50 ms at most, and real events are still handled (S6)."""
     handled = Handled()
     async with running(dsn, handled.registry(), poll_interval=3600) as worker:
         await asleep(conn)

@@ -33,7 +33,7 @@ def charging(runs: list[str], seconds: float = 0.0) -> HandlerRegistry:
 
 
 async def test_the_row_lock_of_a_frozen_worker_ends(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3, T20: SIGSTOP in a handler's transaction; another worker has the row within 2 x lease."""
+    """SIGSTOP in a handler's transaction; another worker has the row within 2 x lease (LSN-3, T20)."""
     await make_tables(conn)
     runs: list[str] = []
     facts = Facts()
@@ -55,7 +55,7 @@ async def test_the_row_lock_of_a_frozen_worker_ends(dsn: str, conn: asyncpg.Conn
 
 
 async def test_a_slow_handler_of_a_living_worker_is_left_alone(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-3: its row's lease ends while its transaction has the lock, and its worker's lease does not."""
+    """Its row's lease ends while its transaction has the lock, and its worker's lease does not (LSN-3)."""
     await make_tables(conn)
     runs: list[str] = []
     facts = Facts()
@@ -71,7 +71,7 @@ async def test_a_slow_handler_of_a_living_worker_is_left_alone(dsn: str, conn: a
 
 
 async def test_a_frozen_listener_is_named_and_evicted(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-2, T19: doctor names the session in ClientWrite, a living worker ends it, and vacuum goes on."""
+    """doctor names the session in ClientWrite, a living worker ends it, and vacuum goes on (LSN-2, T19)."""
     worker = uuid4()
     name = f"holdfast listen {worker}"
     frozen = await asyncpg.connect(dsn, server_settings={"application_name": name})

@@ -64,22 +64,22 @@ def test_every_step_names_code_that_is_there(model: type[Model[Any]]) -> None:
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_the_rows_of_a_key_come_one_after_the_other(blocks: bool) -> None:
-    """LSN-9: over late commits, two claims at once, retries, lost leases, dead letters, replays and sweeps."""
+    """Over late commits, two claims at once, retries, lost leases, dead letters, replays and sweeps (LSN-9)."""
     assert search(Order(blocks=blocks)).states > 1000
 
 
 def test_without_comparing_the_line_two_rows_of_a_key_are_in_flight() -> None:
-    """LSN-9: a claim that looked before another one took a row."""
+    """A claim that looked before another one took a row (LSN-9)."""
     assert harm(Order(compares=False)) == "two rows of a key are in flight"
 
 
 def test_a_line_that_names_a_replayed_row_again_is_another_line() -> None:
-    """LSN-9: by its id alone a claim would take it for the one that it has seen to be over."""
+    """By its id alone a claim would take it for the one that it has seen to be over (LSN-9)."""
     assert harm(Order(blocks=False, knows_times=False)) == "two rows of a key are in flight"
 
 
 def test_without_going_on_with_what_was_begun_a_late_number_overtakes_it() -> None:
-    """LSN-9: a smaller number that is committed while the head waits for its retry."""
+    """A smaller number that is committed while the head waits for its retry (LSN-9)."""
     found = harm(Order(goes_on=False))
     assert found in ("a row is begun before another one is over", "two rows of a key are in flight")
 
@@ -99,7 +99,7 @@ def test_without_going_on_with_what_was_begun_a_late_number_overtakes_it() -> No
     ],
 )
 def test_no_wake_up_is_lost(model: Wakeup) -> None:
-    """LSN-1: whenever everybody sleeps, everything that is committed has been claimed, without any poll."""
+    """Whenever everybody sleeps, everything that is committed has been claimed, without any poll (LSN-1)."""
     search(model)
 
 
@@ -115,7 +115,9 @@ def test_no_wake_up_is_lost(model: Wakeup) -> None:
     ],
 )
 def test_a_fault_delays_a_wake_up_by_a_second_or_until_the_ping(model: Wakeup) -> None:
-    """LSN-1, LSN-2: a worker that dies or is frozen, or a lost connection, costs a second; an unnoticed loss a ping."""
+    """A worker that dies or is frozen, or a lost connection, costs a second; an unnoticed loss a ping (LSN-1,
+    LSN-2).
+    """
     search(model)
 
 
@@ -148,7 +150,7 @@ def test_without_each_precaution_a_wake_up_is_lost(model: Wakeup) -> None:
     ],
 )
 def test_no_two_attempts_settle_one_delivery(model: Lease) -> None:
-    """LSN-3: only the last claim's token settles; every row is delivered or failed in the end, whatever dies."""
+    """Only the last claim's token settles; every row is delivered or failed in the end, whatever dies (LSN-3)."""
     search(model)
 
 
@@ -160,7 +162,7 @@ def test_no_two_attempts_settle_one_delivery(model: Lease) -> None:
     ],
 )
 def test_an_effect_in_the_transaction_happens_once(model: Lease) -> None:
-    """LSN-5, LSN-6: at most once, and not less once it is delivered, also when the commit is not answered."""
+    """At most once, and not less once it is delivered, also when the commit is not answered (LSN-5, LSN-6)."""
     search(model)
 
 
@@ -194,7 +196,7 @@ def test_without_each_precaution_a_delivery_is_lost_or_doubled(model: Lease, pro
     ],
 )
 def test_every_subscriber_gets_each_event_once(model: Split) -> None:
-    """LSN-7: whoever is subscribed when an event is first taken up has it exactly once, and none is left over."""
+    """Whoever is subscribed when an event is first taken up has it exactly once, and none is left over (LSN-7)."""
     search(model)
 
 
@@ -239,7 +241,7 @@ def test_without_each_precaution_a_subscriber_is_skipped_or_served_twice(model: 
 
 
 def test_the_ids_of_siblings_alone_keep_a_second_split_from_doubling() -> None:
-    """LSN-7: while the subscribers stay the same, splitting twice is splitting once, even in two transactions."""
+    """While the subscribers stay the same, splitting twice is splitting once, even in two transactions (LSN-7)."""
     search(Split((handlers("a", "b"),) * 2, 1, visitors=handlers(), broken_by="the origin is settled later"))
 
 
@@ -258,7 +260,7 @@ def test_the_ids_of_siblings_alone_keep_a_second_split_from_doubling() -> None:
     ],
 )
 def test_each_slot_is_fired_once_and_none_is_lost(model: Firing) -> None:
-    """IDM-4: at most once whoever dies when; with "all" every slot, but for those that a pause leaves out."""
+    """At most once whoever dies when; with "all" every slot, but for those that a pause leaves out (IDM-4)."""
     search(model)
 
 
@@ -276,7 +278,7 @@ def test_without_each_precaution_a_slot_is_lost_or_doubled(broken_by: str, probl
 
 
 def test_only_a_resume_after_the_clock_was_set_back_fires_a_slot_again() -> None:
-    """IDM-4: the limit that docs/schedules.md states. The event has the same key, and the inbox lets it run once."""
+    """The limit that docs/schedules.md states. The event has the same key, and the inbox lets it run once (IDM-4)."""
     assert "fired twice" in harm(Firing(2, 2, missed="all", turns=True, sets_back=True))
 
 
@@ -292,7 +294,7 @@ def test_only_a_resume_after_the_clock_was_set_back_fires_a_slot_again() -> None
     ],
 )
 def test_a_key_is_carried_out_once_and_answered_alike(model: Exchange) -> None:
-    """IDM-1: one execution's effects, no answer before its commit, every replay the same, no key stuck."""
+    """One execution's effects, no answer before its commit, every replay the same, no key stuck (IDM-1)."""
     search(model)
 
 
@@ -325,7 +327,7 @@ def test_without_each_precaution_a_key_does_not_hold(broken_by: str, problem: st
     ],
 )
 def test_a_limit_is_kept_and_no_place_is_lost(model: Slots) -> None:
-    """LSN-10: whoever dies, never more under a lease than allowed, and everything can still be delivered."""
+    """Whoever dies, never more under a lease than allowed, and everything can still be delivered (LSN-10)."""
     search(model)
 
 
@@ -336,5 +338,5 @@ def test_without_each_precaution_a_limit_is_exceeded(precaution: str) -> None:
 
 
 def test_without_the_lease_places_are_lost() -> None:
-    """LSN-10: those of workers that died."""
+    """Those of workers that died (LSN-10)."""
     harm(Slots(2, 2, 1, broken_by="an expired lease keeps its place"))
