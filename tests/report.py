@@ -1,6 +1,7 @@
 """The table at the end of a run: which servers, libraries and folders were tested, what it cost, and what was not.
 
-seconds   of the tests of a folder, one after the other
+budget    what the tests of a folder may take, one after the other: who adds seconds takes seconds away
+seconds   what they took
 fixtures  how many of them were for what the tests need and leave
 CPU       seconds of the test process, of the processes that it has waited for, and of the session's Postgres
 """
@@ -21,6 +22,10 @@ import pytest
 from tests.servers import SUPPORTED_MAJORS, USED, cpu_of_servers, servers_by_major, used
 
 LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "pydantic", "uvloop")
+# Seconds on two cores with nothing beside. All processes of ./dev test have so many in thirteen minutes.
+BUDGET = {
+    "tests/unit": 60,
+}
 _MAJOR = re.compile(r"[\[-]pg(\d+)[\]-]")  # as conftest names it
 
 
@@ -32,6 +37,7 @@ class Report:
         self._runs: Counter[int] = Counter()
         self._folders: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._nightly: dict[str, str] = {}
         self._not_run: list[tuple[str, str]] = []
         self._cpu = _cpu()
         sys.addaudithook(_count_processes)
@@ -57,6 +63,7 @@ class Report:
         self._seconds[folder]["seconds"] += report.duration
         self._seconds[folder]["fixtures"] += report.duration if report.when != "call" else 0
         self._seconds[folder]["CPU"] += report.cpu
+        self._nightly.update((report.nodeid, str(kind)) for name, kind in report.user_properties if name == "nightly")
         if report.when == "call" and report.outcome != "skipped":
             self._folders[folder][report.outcome] += 1
             if major := _MAJOR.search(report.nodeid):
@@ -80,12 +87,23 @@ class Report:
         write("  ".join(f"{name} {_version(name)}" for name in LIBRARIES))
         columns = ["passed", "failed", "error", "skipped", "xfailed"]
         write("")
-        costs = ["seconds", "fixtures", "CPU"]
+        costs = ["budget", "seconds", "fixtures", "CPU"]
         write(f"{'folder':<28}" + "".join(f"{c:>9}" for c in [*columns, *costs]))
+        for folder in self._folders:
+            self._seconds[folder]["budget"] = BUDGET.get(folder, 0)
         for folder in sorted(self._folders):
             write(_row(folder, [self._folders[folder][c] for c in columns] + [self._seconds[folder][c] for c in costs]))
         sums = [sum(each[c] for each in self._folders.values()) for c in columns]
         write(_row("", sums + [sum(each[c] for each in self._seconds.values()) for c in costs]))
+        over = [folder for folder in sorted(self._folders) if self._seconds[folder]["seconds"] > BUDGET.get(folder, 0)]
+        if over:
+            write(f"over the budget: {', '.join(over)}")
+        if self._nightly:
+            write("")
+            day = self._config.option.nightly_of
+            write(f"of the nightly tier (one of each kind with --nightly-of {day}):")
+            for nodeid, kind in sorted(self._nightly.items(), key=lambda each: each[::-1]):
+                write(f"  {kind}: {nodeid}")
         if self._not_run:
             write("")
             write("could not run:")

@@ -27,21 +27,16 @@ from tests.adoption.bare import make_environment
 from tests.adoption.test_installing import PROJECT, declared
 from tests.docs.support import read, sections
 
-OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
 # What `import holdfast` brings of others, and what a publisher and a worker need besides.
 NEEDED = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
 # The variables of a pip that knows no index.
 OFFLINE = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A few extras in a usual run, all with --nightly, but for those whose page installs more than the extra."""
-    if "extra" in metafunc.fixturenames:
-        nightly = [extra for extra, first in FIRST.items() if not first.beside]
-        chosen = nightly if metafunc.config.getoption("--nightly") else OFTEN
-        metafunc.parametrize("extra", chosen, ids=[extra or "none" for extra in chosen])
-
-
+@pytest.mark.nightly("installation")
+@pytest.mark.parametrize(
+    "extra", [extra for extra, first in FIRST.items() if not first.beside], ids=lambda extra: extra or "none"
+)
 def test_the_first_program_of_an_extra_runs(extra: str, wheel: Path, dsn: str, tmp_path: Path) -> None:
     """What the extra declares is enough, for the wheel as it is installed (RUN-1)."""
     assert run_first(make_environment(tmp_path, wheel, *filter(None, [extra])), extra, dsn, tmp_path) == "ran"

@@ -101,6 +101,7 @@ def test_logins_and_encryption_come_from_the_address() -> None:
     assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("me", "se@cret")
 
 
+@pytest.mark.nightly("several brokers or consumers")
 @pytest.mark.slow
 async def test_three_consumers_join_and_leave_under_load(case: Case) -> None:
     """Nothing is lost or unexpected, and each key is first delivered in order (SCL-1, SCL-2)."""

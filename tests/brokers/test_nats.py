@@ -571,6 +571,7 @@ async def test_a_consumer_that_has_something_and_says_nothing(
     await source.close()
 
 
+@pytest.mark.nightly("several brokers or consumers")
 @pytest.mark.slow
 async def test_three_servers_and_their_leader_killed(tmp_path: Path) -> None:
     """With three replicas nothing that was confirmed is lost when the leader is killed, or frozen (SCL-1)."""

@@ -21,6 +21,7 @@ from tests.brokers.messages import interest, numbers, outgoing, sent, taken
 from tests.worker.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
 
 pytestmark = [
+    pytest.mark.nightly("power cut"),
     pytest.mark.skipif(not POSSIBLE, reason="a disk that loses its power needs root and mkfs.ext4"),
 ]
 

@@ -22,7 +22,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reject
 from holdfast.telemetry import Failed
 from tests.worker.support import Facts, drained, make_tables, running, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.new_database]
+pytestmark = [pytest.mark.nightly("cut points of a process"), pytest.mark.slow, pytest.mark.new_database]
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 

@@ -160,3 +160,17 @@ async def test_the_story_is_told() -> None:
     assert acknowledged["delivered"] == acknowledged["events"] == 1
     assert FAULTS["null"].tell(null) == "`PayloadError`; the transaction goes on"
     assert report.broken(run) == []
+
+
+@pytest.mark.nightly("faults of a peer")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.peer])
+async def test_a_peer_meets_the_same_faults(name: str, request: pytest.FixtureRequest) -> None:
+    """Its program runs in an environment of its own, and each fault ends with figures for both (RUN-2)."""
+    faults = list(FAULTS) if request.config.option.nightly else ["acknowledgement", "null"]
+    run = await play(3, [HOLDFAST, SYSTEMS[name]], [FAULTS[fault] for fault in faults])
+    assert {fault: set(found) for fault, found in run["faults"].items()} == {
+        each: {"holdfast", name} for each in faults
+    }
+    assert all(figures["events"] for found in run["faults"].values() for figures in found.values())
+    assert report.broken(run) == []

@@ -110,6 +110,7 @@ def addresses(shown: tuple[str, str]) -> list[str]:
     return list(run_coroutine(found))
 
 
+@pytest.mark.nightly("pages under axe")
 @pytest.mark.parametrize(("theme", "examined"), [("light", 1440), ("dark", 390)])
 def test_every_page_in_every_view(
     browser: Browser, shown: tuple[str, str], addresses: list[str], theme: str, examined: int

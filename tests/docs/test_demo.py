@@ -60,6 +60,7 @@ def _processes_with(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.nightly("demo")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("substrate", [None, "nats", "redis", "rabbitmq"])
 def test_the_demo_loses_nothing_when_its_worker_is_killed(marked: dict[str, str], substrate: str | None) -> None:
@@ -85,6 +86,7 @@ def test_the_demo_loses_nothing_when_its_worker_is_killed(marked: dict[str, str]
     assert placed and int(placed[1]) > 10
 
 
+@pytest.mark.nightly("demo")
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_everything(marked: dict[str, str]) -> None:
     """Whatever the demo was doing; the fixture looks for processes that are left (RUN-1)."""
@@ -98,6 +100,7 @@ def test_ctrl_c_ends_everything(marked: dict[str, str]) -> None:
     process.stderr.close()
 
 
+@pytest.mark.nightly("demo")
 @pytest.mark.timeout(180)
 def test_a_person_at_the_keys(marked: dict[str, str]) -> None:
     """Stop the worker, create orders, start it, watch it drain; the terminal is as it was (RUN-1)."""

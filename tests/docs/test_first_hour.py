@@ -16,7 +16,12 @@ import pytest
 from tests.docs.support import ROOT, Block, blocks, read, sections
 from tests.docs.test_readme import PROGRAM
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.newcomer,
+    pytest.mark.nightly("installation"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 
 INSTALLATION = ROOT / "docs" / "installation.md"
 WHEEL = re.findall(r"holdfast_outbox-\S+?\.whl", read("docs/installation.md"))[0]

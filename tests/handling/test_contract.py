@@ -200,6 +200,7 @@ async def test_a_look_at_leases_stops_no_retry_that_is_committed(
     assert (await row(conn, identity))["attempts"] == 1
 
 
+@pytest.mark.matrix("kind", "outcome")
 @every_kind
 @pytest.mark.parametrize("outcome", [Retry(0.01, "not yet"), Snooze(0.01), Reject("never")], ids=repr)
 async def test_an_outcome_takes_the_writes_back(
@@ -259,6 +260,7 @@ async def test_many_events_through_a_small_pool(dsn: str, conn: asyncpg.Connecti
 # --- the transaction is not the handler's to end -------------------------------------------------------------------
 
 
+@pytest.mark.matrix("kind", "way")
 @every_kind
 @pytest.mark.parametrize("way", ["commit", "rollback"])
 async def test_commit_and_rollback_are_refused(dsn: str, conn: asyncpg.Connection, kind: Kind, way: str) -> None:
@@ -275,6 +277,7 @@ async def test_commit_and_rollback_are_refused(dsn: str, conn: asyncpg.Connectio
     assert "the handler ended its transaction by hand" in found["last_error"] and found["attempts"] == 1
 
 
+@pytest.mark.matrix("kind", "way")
 @every_kind
 @pytest.mark.parametrize("way", ["commit", "rollback"])
 async def test_a_refusal_that_the_handler_catches(dsn: str, conn: asyncpg.Connection, kind: Kind, way: str) -> None:
@@ -293,6 +296,7 @@ async def test_a_refusal_that_the_handler_catches(dsn: str, conn: asyncpg.Connec
     assert "the handler ended its transaction by hand" in found["last_error"] and found["attempts"] == 1
 
 
+@pytest.mark.matrix("kind", "sql")
 @every_kind
 @pytest.mark.parametrize("sql", ["COMMIT", "COMMIT; BEGIN", "ROLLBACK", "ROLLBACK; BEGIN"])
 async def test_an_end_in_sql_is_noticed(dsn: str, conn: asyncpg.Connection, kind: Kind, sql: str) -> None:
@@ -599,6 +603,7 @@ async def test_a_statement_past_the_time_limit(dsn: str, conn: asyncpg.Connectio
     assert "longer than its limit of 0.5 s" in facts.of(Retried)[0].last_error
 
 
+@pytest.mark.matrix("kind", "lease")
 @pytest.mark.parametrize(("timeout", "lease"), [(0.3, 1.0), (1.5, 1.0)], ids=["lease", "limit"])
 @pytest.mark.parametrize("kind", [each for each in KINDS if not each.asynchronous], ids=str)
 async def test_a_thread_past_the_time_limit_keeps_its_lease(

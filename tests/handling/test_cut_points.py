@@ -20,7 +20,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher, RetryPolicy
 from tests.handling.kinds import KINDS, NAME, TABLE, Kind, Work
 from tests.worker.support import running, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly("cut points of a library"), pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIDE_BY_SIDE = 12  # nearly all the time they wait before they connect again
 SETTINGS = {"lease": 1.5, "poll_interval": 1.0, "connections": 1, "grace": 5.0}

@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import httpx
+import pytest
 import uvicorn
 
-from tests.http.shop import Shop
+from tests.http.shop import ISOLATION, Shop
 from tests.worker.support import until
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,7 @@ def client(port: int) -> Client:
 
 # Clients of servers that are shared: of a driver, an isolation level and settings.
 Open = Callable[..., Client]
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 class Zygote:
@@ -169,3 +171,14 @@ def problem(response: httpx.Response, status: int, name: str) -> dict[str, Any]:
     assert found["status"] == status
     assert response.headers["link"] == f'</problems/{name}>; rel="describedby"'
     return found
+
+
+def with_every(drivers: Sequence[str], levels: Sequence[str] = ISOLATION) -> Callable[[Test], Test]:
+    """Run a test with each driver at each level of isolation. Two processes serve each pair."""
+
+    def marked(test: Test) -> Test:
+        for name, values in (("isolation", levels), ("driver", drivers)):
+            test = pytest.mark.parametrize(name, values, ids=lambda value: value.replace(" ", "-"))(test)
+        return pytest.mark.matrix("driver", "isolation")(test)
+
+    return marked

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 
 import asyncpg
-import pytest
 
-from tests.http.shop import EVERY_DRIVER, ISOLATION
-from tests.http.support import Open, effects, opened, problem, records, runs
-
-# asyncpg and SQLAlchemy at every level, everything else at one. Two processes serve each.
-EVERYWHERE = [*product(("asyncpg", "sqlalchemy"), ISOLATION)]
-EVERYWHERE += [(driver, ISOLATION[n % 3]) for n, driver in enumerate(EVERY_DRIVER) if n not in (0, 2)]
-over_everything = pytest.mark.parametrize(
-    ("driver", "isolation"), EVERYWHERE, ids=lambda value: value.replace(" ", "-")
-)
+from tests.http.shop import EVERY_DRIVER
+from tests.http.support import Open, effects, opened, problem, records, runs, with_every
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_the_first_answer_is_every_answer(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -51,7 +42,7 @@ async def test_the_first_answer_is_every_answer(
     assert kept == {"content-type", "location", "etag", "link", "x-request-id", "cache-control"}
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_a_refusal_is_kept_and_its_work_is_not(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -67,7 +58,7 @@ async def test_a_refusal_is_kept_and_its_work_is_not(
     assert [record["status"] for record in await records(conn)] == ["Failed"] * 5
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_a_refusal_after_a_database_error(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -90,7 +81,7 @@ async def test_refusals_need_not_be_kept(dsn: str, conn: asyncpg.Connection) -> 
     assert (await runs(conn), await effects(conn), await records(conn)) == (["tea"] * 2, [], [])
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_what_may_pass_is_not_kept(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
     """Row 9: nothing is committed, Retry-After goes through, and the next attempt is a first request."""
     async with shop(driver, isolation) as http:
@@ -105,7 +96,7 @@ async def test_what_may_pass_is_not_kept(conn: asyncpg.Connection, shop: Open, d
 FAULTS: list[dict[str, object]] = [{"error": "exception"}, {"status": 500}, {"status": 503}, {"error": "22012"}]
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_a_fault_leaves_nothing(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
     """Row 10, H5: 5xx or an exception rolls everything back, the record too; the retry is carried out."""
     async with shop(driver, isolation) as http:
@@ -125,7 +116,7 @@ async def test_faults_may_be_kept(dsn: str, conn: asyncpg.Connection) -> None:
     assert (await runs(conn), await effects(conn)) == (["tea"], [])
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_a_failed_transaction_is_never_a_success(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -159,7 +150,7 @@ async def test_an_answer_of_any_bytes(dsn: str, conn: asyncpg.Connection) -> Non
     assert await effects(conn) == ["image"]
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_an_answer_that_is_too_large_to_keep(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -178,7 +169,7 @@ async def test_an_answer_that_is_too_large_to_keep(
     assert (record["response_status_code"], record["body_omitted"], bytes(record["response_body"])) == (201, True, b"")
 
 
-@over_everything
+@with_every(EVERY_DRIVER)
 async def test_whose_key_it_is(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
     """Rows 6, 13 and 14, H2 to H4: what does not validate leaves no trace, another body or route is a mismatch,
     another tenant has keys of its own.

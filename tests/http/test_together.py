@@ -6,25 +6,18 @@ import asyncio
 import time
 from collections import Counter
 from datetime import timedelta
-from itertools import product
 
 import asyncpg
 import pytest
 
 from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
-from tests.http.support import Open, effects, expire, opened, problem, records, runs
+from tests.http.support import Open, effects, expire, opened, problem, records, runs, with_every
 from tests.worker.support import until
 
-
-def at(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("driver", "isolation"), pairs, ids=lambda value: value.replace(" ", "-"))
+TWO = ("asyncpg", "sqlalchemy")
 
 
-LEVELS = [*product(("asyncpg", "sqlalchemy"), ISOLATION)]
-OTHERS = [(driver, ISOLATION[n % 3]) for n, driver in enumerate(EVERY_DRIVER) if n not in (0, 2)]
-
-
-@at(LEVELS + OTHERS)
+@with_every(EVERY_DRIVER)
 async def test_fifty_first_requests_with_one_key(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -39,7 +32,7 @@ async def test_fifty_first_requests_with_one_key(
     assert len(await records(conn)) == 1
 
 
-@at(LEVELS)
+@with_every(TWO)
 async def test_fifty_first_requests_with_an_expired_key(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -66,7 +59,7 @@ async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg
     assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
 
 
-@at(LEVELS)
+@with_every(TWO)
 async def test_the_first_one_takes_longer_than_the_wait(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -133,7 +126,7 @@ async def test_what_passes_is_tried_again(dsn: str, conn: asyncpg.Connection, dr
     assert await effects(conn) == ["40001", "40P01", "23505", "55P03"]
 
 
-@at(LEVELS + OTHERS)
+@with_every(EVERY_DRIVER)
 async def test_what_does_not_pass_is_given_up(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -151,7 +144,7 @@ async def test_what_does_not_pass_is_given_up(
     assert len(await runs(conn)) == 4 * 4 + 1
 
 
-@at(LEVELS + OTHERS)
+@with_every(EVERY_DRIVER)
 async def test_requests_that_get_in_each_others_way(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
@@ -167,7 +160,7 @@ async def test_requests_that_get_in_each_others_way(
     assert len(await effects(conn)) == 6
 
 
-@at([pair for pair in LEVELS if pair[1] != ISOLATION[0]])
+@with_every(TWO, ISOLATION[1:])
 async def test_a_conflict_that_is_sure_to_come(
     dsn: str, conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:

@@ -46,7 +46,6 @@ from tests.model.choices import (
 )
 from tests.model.rows import About, Model, Row
 from tests.model.snapshot import read, require_balance, require_equal, require_laws
-from tests.nightly import nightly_examples
 from tests.outbox import NOBODY, START, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 
@@ -464,15 +463,14 @@ def machine(dsn: str) -> Iterator[type[OutboxMachine]]:
     loop.close()
 
 
-@pytest.mark.timeout(7200)
-def test_any_order_of_calls(
-    request: pytest.FixtureRequest, postgres_server: SessionServer, machine: type[OutboxMachine]
-) -> None:
+@pytest.mark.search
+@pytest.mark.timeout(1800)
+def test_any_order_of_calls(postgres_server: SessionServer, machine: type[OutboxMachine]) -> None:
     """The tables are as the model says (P1, P2, P8, LSN-3, LSN-6, LSN-7, LSN-11, PUB-2, DLQ-3, OBX-5, E8, E9)."""
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=nightly_examples(request.config) or EXAMPLES[postgres_server.major],
+            max_examples=EXAMPLES[postgres_server.major],
             stateful_step_count=STEPS,
             deadline=None,
             derandomize=False,

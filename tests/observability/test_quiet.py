@@ -18,7 +18,7 @@ from tests.observability.prometheus_server import ask, prometheus
 from tests.observability.scraping import command, scraped
 from tests.worker.support import drained, publish_many, until
 
-pytestmark = pytest.mark.timeout(1_800)
+pytestmark = [pytest.mark.nightly("alerts of a Prometheus server"), pytest.mark.timeout(1_800)]
 
 PAUSE, EACH = 0.5, 10  # twenty events a second, each for two handlers
 
@@ -45,7 +45,7 @@ async def test_nothing_fires(
 ) -> None:
     """OBS-3."""
     seconds, rules = 600.0, RULES.read_text()
-    if not request.config.getoption("--nightly"):
+    if not request.config.option.nightly:
         seconds, rules = 12.0, re.sub(r"for: \w+", "for: 0s", rules)
     (tmp_path / "shop.py").write_text(HANDLERS)
     arguments = ("worker", "shop:registry", "--processes", "2", "--metrics", "127.0.0.1:0")

@@ -19,6 +19,8 @@ from tests.servers import SessionServer
 
 __all__ = ["outbox"]
 
+pytestmark: list[pytest.MarkDecorator] = []  # not those of the modules above: the newest Postgres is enough here
+
 
 @pytest.fixture(scope="module")
 def shared_dsn(postgres_server: SessionServer) -> Iterator[str]:

@@ -102,6 +102,7 @@ async def _reject() -> Reject:
     return Reject("never")
 
 
+@pytest.mark.matrix("kind", "end")
 @every_kind
 @pytest.mark.parametrize("end", [_raise, _reject], ids=["error", "outcome"])
 async def test_a_reaction_that_fails_leaves_nothing(dsn: str, conn: asyncpg.Connection, kind: Kind, end: Any) -> None:

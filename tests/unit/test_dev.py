@@ -95,13 +95,15 @@ class Pytest:
 
 
 @pytest.mark.parametrize(
-    ("together", "alone", "code", "listed"),
+    ("quiet", "together", "alone", "code", "listed"),
     [
-        (0, 0, 0, None),
-        (3, 0, 0, 3),
-        (10, 0, 0, 10),
-        (11, 0, 1, 11),
-        (3, 2, 1, 1),
+        (True, 0, 0, 0, None),
+        (True, 1, 0, 1, 1),
+        (True, 1, 1, 1, 0),
+        (False, 0, 0, 0, None),
+        (False, 3, 0, 0, 3),
+        (False, 4, 0, 1, 4),
+        (False, 3, 2, 1, 1),
     ],
 )
 def test_what_passes_only_alone_is_listed(
@@ -109,16 +111,18 @@ def test_what_passes_only_alone_is_listed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    quiet: bool,
     together: int,
     alone: int,
     code: int,
     listed: int | None,
 ) -> None:
-    """What fails beside others runs again; the run lists what passed then, and more than ten fail it (RUN-2)."""
+    """What fails beside others runs again; the run lists what passed then, and more than bad luck fails it (RUN-2)."""
     tests = [f"tests/test_it.py::test_{n}" for n in range(together)]
     pytest_runs = Pytest(tests, tests[:alone])
     monkeypatch.setattr(script.subprocess, "call", pytest_runs.call)
-    assert script.run_tests(["-k", "it"], tmp_path) == code
+    most_alone = script.MOST_ALONE_IF_QUIET if quiet else script.MOST_ALONE
+    assert script.run_tests(["-k", "it"], tmp_path, most_alone) == code
     printed = capsys.readouterr().out
     assert all(command[-2:] == ["-k", "it"] for command in pytest_runs.commands)
     if listed is None:

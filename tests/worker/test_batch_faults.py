@@ -108,6 +108,7 @@ async def victim(
             yield Victim(wire, "holdfast handler" if own else NAME, conn, turn, channel)
 
 
+@pytest.mark.nightly("cut points of a batch")
 @pytest.mark.parametrize("kind", (ASYNCPG, ASYNC_SESSION, PSYCOPG), ids=str)
 async def test_the_connection_is_cut_at_every_message(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
     """Cut before each message of a batch's transaction, and in the COMMIT: each effect once (LSN-12, LSN-5, P1)."""
