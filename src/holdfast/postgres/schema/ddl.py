@@ -142,7 +142,7 @@ async def change(
     work: Callable[[], Awaitable[None]],
     *,
     roles: bool = False,
-    tries: int = LOCK_TRIES,
+    tries: int | None = None,
     on_retry: Callable[[int], None] = lambda _attempt: None,
 ) -> None:
     """Run `work` in a transaction of its own, again when it could not get a lock in two seconds."""
@@ -159,7 +159,7 @@ async def change(
             if error.sqlstate not in passing:
                 raise refusal(what, error) from error
             attempt += 1
-            if attempt >= tries:
+            if attempt >= (tries or LOCK_TRIES):
                 raise await _no_lock(connection, queries, what, attempt) from error
             on_retry(attempt)
         await lock_wait.missed()
