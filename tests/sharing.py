@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 # kept whole, because their tests share a database or a server.
 SINGLY = ("chaos", "contract", "handling", "operator", "publish", "reactions", "worker")
 WHOLE = "tests/operator/test_doctor_health.py"
-_MAJOR = re.compile(r"[\[-](pg\d+)[\]-]")  # as conftest names it
+_SERVERS = re.compile(r"(?<=[\[-])(?:pg\d+|nats|redis|rabbitmq|kafka)(?=[\]-])")  # as fixtures name them
 
 
 class Shares(LoadScopeScheduling):
@@ -29,12 +29,11 @@ class Shares(LoadScopeScheduling):
 
 
 def share_of(nodeid: str) -> str:
-    """Name the tests that one process runs together with this one: a file's on one server, or the test alone."""
+    """Name the tests that one process runs together with this one: a file's on the same servers, or the test alone."""
     file = nodeid.partition("::")[0]
     if file != WHOLE and file.split("/")[1] in SINGLY:
         return nodeid
-    major = _MAJOR.search(nodeid)
-    return f"{file} {major[1]}" if major else file
+    return " ".join([file, *sorted(_SERVERS.findall(nodeid))])
 
 
 def in_order_of_shares(items: Sequence[pytest.Item]) -> list[pytest.Item]:
