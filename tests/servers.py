@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -76,7 +77,10 @@ class SessionServer:
 
     def __init__(self, binaries: PostgresBinaries) -> None:
         # The data lives for minutes and a crash of the machine ends the session anyway.
-        self.server = EmbeddedPostgres(binaries=binaries, settings={"fsync": "off", "full_page_writes": "off"})
+        settings = {"fsync": "off", "full_page_writes": "off", "autovacuum_naptime": "1h"}
+        if binaries.major >= 16:
+            settings["scram_iterations"] = "1"  # of the logins that tests make, and of the one below
+        self.server = EmbeddedPostgres(binaries=binaries, settings=settings)
         self.binaries = binaries
         self._numbers = itertools.count(1)
         self._has_template = False
@@ -91,6 +95,9 @@ class SessionServer:
     def start(self) -> None:
         self.server.start()
         _started.append(self.server)
+        # Thousands of connections are opened, and what makes a password hard to guess is most of their time.
+        password = urlsplit(self.server.dsn).password
+        self.admin().execute(sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(sql.Literal(password)))
 
     def stop(self) -> None:
         for database in itertools.chain(*self._idle.values()):
