@@ -111,6 +111,7 @@ def hidden_from(extra: str | None) -> str:
     return ",".join(names)
 
 
+@pytest.mark.nightly("extra alone")
 @pytest.mark.parametrize("extra", [None, *NEEDING])
 def test_every_module_is_importable_with_what_is_declared(extra: str | None) -> None:
     """As after `pip install '.[cli]'` in an empty environment."""

@@ -17,6 +17,7 @@ def chaos(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.nightly("mix of faults")
 @pytest.mark.timeout(120)
 def test_nothing_is_lost_by_a_mix_of_faults() -> None:
     """No event lost, none unexpected, no effect twice, nothing left behind (P1, P2, P8)."""

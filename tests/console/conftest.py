@@ -84,7 +84,7 @@ async def awake(dsn: str) -> None:
     conn = await asyncpg.connect(dsn)
     try:
         await conn.execute("UPDATE core.workers SET heartbeat_at = now()")
-        await conn.execute("UPDATE core.schedules SET attended_at = now()")
+        await conn.execute("UPDATE core.schedules SET attended_at = now(), owed_after = now()")
     finally:
         await conn.close()
 

@@ -157,6 +157,7 @@ async def nothing_is_lost(conn: asyncpg.Connection, load: subprocess.Popen[str])
     assert await conn.fetchrow("SELECT count(*), count(DISTINCT order_id) FROM ledger") == (orders, orders)
 
 
+@pytest.mark.nightly("page that is typed")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 async def test_deploying(conn: asyncpg.Connection, shop: dict[str, str], load: subprocess.Popen[str]) -> None:
@@ -178,6 +179,7 @@ async def test_deploying(conn: asyncpg.Connection, shop: dict[str, str], load: s
     assert "moved from generation 4 to 3" in said
 
 
+@pytest.mark.nightly("page that is typed")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 async def test_upgrading(

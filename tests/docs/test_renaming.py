@@ -88,6 +88,7 @@ def is_named(finding: dict[str, str]) -> bool:
     return OLD in finding["what"].replace(",", " ").split()
 
 
+@pytest.mark.nightly("page that is typed")
 async def test_the_page(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """No event is lost, none is handled by both, and at the end the doctor says nothing of the old name (OPS-4)."""
     text = "\n".join(block.text for block in blocks("sh", pages=[PAGE]))

@@ -571,7 +571,7 @@ async def test_an_event_that_is_cancelled_while_it_runs(dsn: str, conn: asyncpg.
             let_go.wait(30)
 
     identity = await publish(conn, "order.booked")
-    async with working(dsn, kind, body, lease=1.5) as worker:
+    async with working(dsn, kind, body, lease=1.5, poll_interval=0.3) as worker:
         await until(started.is_set, what="the handler runs")
         await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann@example.com')", identity)
         await until(lambda: worker.in_flight == 0, what="the worker let go")
@@ -595,12 +595,12 @@ async def test_a_statement_past_the_time_limit(dsn: str, conn: asyncpg.Connectio
 
     identity = await publish(conn, "order.booked")
     started = time.monotonic()
-    async with working(dsn, kind, body, facts, timeout=0.5):
+    async with working(dsn, kind, body, facts, timeout=1.0):
         await settled(conn, identity)
         await until(lambda: facts.of(Retried), what="the retry is reported")
     assert time.monotonic() - started < 15
     assert len(runs) == 2 and await written(conn) == {identity: 1}
-    assert "longer than its limit of 0.5 s" in facts.of(Retried)[0].last_error
+    assert "longer than its limit of 1 s" in facts.of(Retried)[0].last_error
 
 
 @pytest.mark.matrix("kind", "lease")

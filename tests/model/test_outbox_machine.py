@@ -51,7 +51,7 @@ from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.both_postgres]
 
-EXAMPLES = {18: 300, 15: 100}
+EXAMPLES = {18: 150, 15: 50}
 STEPS = 25
 ANN = "ann@example.org"
 SWEEP = "SELECT swept FROM core.retention_sweep($1, 'operations', '-infinity', 5000)"

@@ -91,7 +91,7 @@ def test_the_event_belongs_to_its_trace() -> None:
     assert traced["tags"]["generation"] == "7" and "trace_id" not in other["tags"]
 
 
-def test_a_hundred_thousand_open_retries_take_little_memory() -> None:
+def test_twenty_thousand_open_retries_take_little_memory() -> None:
     """The latest deliveries are remembered, and no more (DLQ-6)."""
     transport, last = Recorder(), uuid4()
     with SentryObserver(DSN, transport=transport) as sentry:
@@ -99,7 +99,7 @@ def test_a_hundred_thousand_open_retries_take_little_memory() -> None:
         sentry(retried(forgotten, 1))
         tracemalloc.start()
         try:
-            for number in range(100_000):
+            for number in range(20_000):
                 sentry(retried(UUID(int=number), 1, f"ConnectionError: {number} {'x' * 5000}"))
             taken = tracemalloc.get_traced_memory()[0]
         finally:

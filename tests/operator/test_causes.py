@@ -123,7 +123,7 @@ async def test_twenty_causes_in_twelve_handlers_are_twenty_groups(dsn: str, conn
     assert sum(group.count for group in groups) == 12 * 16
     shown = [f"{group.name} {group.count} {group.raised_at} {group.sample_error}" for group in groups]
     assert len(groups) == 20, "\n".join(sorted(shown))
-    assert all(group.raised_at and "newcomer/test_causes.py:" in group.raised_at for group in groups), shown
+    assert all(group.raised_at and "operator/test_causes.py:" in group.raised_at for group in groups), shown
 
 
 def at_one_line(error: BaseException) -> str:

@@ -45,7 +45,7 @@ from tests.worker.support import (
 pytestmark = pytest.mark.newcomer
 
 ONCE = RetryPolicy(max_attempts=1)
-THIS = "newcomer/test_failures_shown.py"
+THIS = "operator/test_failures_shown.py"
 
 
 async def kinds(event: EventEnvelope) -> None:

@@ -20,6 +20,7 @@ from tests.docs.support import ROOT, blocks
 from tests.worker.support import until
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+typed_whole = pytest.mark.nightly("page that is typed")
 
 BROKEN = """
 from pathlib import Path
@@ -99,6 +100,7 @@ async def publish(conn: asyncpg.Connection, *payloads: dict[str, object]) -> Non
             await Publisher("shop").publish(conn, "order.placed", payload)
 
 
+@typed_whole
 async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """From the page to nothing left, and each step in the audit (OPS-4, DLQ-4, DLQ-5)."""
     command = ["holdfast", "worker", "app.handlers:registry", "--poll-interval", "0.5"]
@@ -121,6 +123,7 @@ async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, 
     assert actions == ["note", "replay", "edit", "discard", "restore", "discard"]
 
 
+@typed_whole
 async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """Also the drill: writes are consistent without a worker, and delivered when one is there (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
@@ -135,6 +138,7 @@ async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) ->
     assert "when_idle" in printed
 
 
+@typed_whole
 async def test_generations(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """A deployment without workers is given up, what waits is moved; the drill does it all again (OPS-4, GEN-3)."""
     Path(shop["PWD"], "fixed").touch()
@@ -154,6 +158,7 @@ async def test_generations(conn: asyncpg.Connection, shop: dict[str, str]) -> No
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 22
 
 
+@typed_whole
 async def test_scaling_out(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """More workers, fewer workers, a channel of its own; the drill loses nothing (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
@@ -162,6 +167,7 @@ async def test_scaling_out(conn: asyncpg.Connection, shop: dict[str, str]) -> No
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 40
 
 
+@typed_whole
 async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str], empty_dsn: str) -> None:
     """What was open in the backup is delivered from the restored database, and what was handled is not (OPS-4)."""
     Path(shop["PWD"], "fixed").touch()
@@ -183,6 +189,7 @@ async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str]
     )
 
 
+@typed_whole
 async def test_alerts(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """What each alert says to look at, and a drill whose outage is seen in the metrics (OBS-3, OPS-4)."""
     Path(shop["PWD"], "fixed").touch()

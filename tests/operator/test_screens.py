@@ -137,6 +137,7 @@ def normal(text: str) -> str:
     return "\n".join(re.sub(r"(?<=\S) {2,}", "  ", line).rstrip() for line in text.splitlines()) + "\n"
 
 
+@pytest.mark.nightly("screens")
 @pytest.mark.parametrize("columns", [80, 120])
 def test_screens(columns: int, dsn: str, names: dict[str, str]) -> None:
     """Prose ends at words, and an id or a name is never broken (OPS-1)."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.docs.support import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.nightly("project with the testing kit"), pytest.mark.slow]
 
 DJANGO_PAGE = ROOT / "examples" / "django_orders" / "README.md"
 # On two cores that nothing else uses; where they are shared, it takes as much longer as there are others.

@@ -13,6 +13,7 @@ from tests.docs.support import ROOT, blocks
 PAGE = ROOT / "docs" / "testing.md"
 
 
+@pytest.mark.nightly("project with the testing kit")
 @pytest.mark.parametrize("processes", [0, 2])
 def test_the_page_is_a_project(tmp_path: Path, processes: int) -> None:
     (ini,) = blocks("ini", pages=[PAGE])

@@ -80,7 +80,7 @@ def test_a_wrong_result_is_blamed_on_the_handler(function: object, name: str) ->
         handler.outcome_of({})
     report = describe(caught.value, home=handler.package)
     assert report.traceback is not None
-    assert "newcomer/test_error_texts.py:" in report.traceback and f" in {name}" in report.traceback
+    assert "worker/test_error_texts.py:" in report.traceback and f" in {name}" in report.traceback
     assert "holdfast/handlers.py" not in report.traceback
 
 

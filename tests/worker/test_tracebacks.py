@@ -17,7 +17,7 @@ from holdfast.failure import MAX_TRACEBACK_BYTES, ErrorReport, describe
 
 pytestmark = pytest.mark.newcomer
 
-HERE = "newcomer/test_tracebacks.py"
+HERE = "worker/test_tracebacks.py"
 CANARY = "canary-2718281828"
 
 

@@ -357,6 +357,8 @@ async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection,
 
     async with process(dsn, "steady", concurrency=2):
         await asleep(conn)
+        # So many that the worker is busy from the first to the last, however slow the producers are on this machine.
+        await publish_many(conn, "order.placed", producers * each)
         bell.clear()
         await asyncio.gather(*map(produce, range(producers)))
         heard = len(bell)
