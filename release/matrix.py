@@ -175,7 +175,7 @@ def tried(folder: Path, wheel: Path, combination: Combination, tests: list[str])
     environment = {**kept, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     # The option, not PYTHONSAFEPATH: the programs of pages would inherit that, and they import modules beside them.
     command = [
-        python, "-P", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-W", "default",
+        python, "-P", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-W", "default", "--nightly-of", "all",
         "--postgres", str(combination.postgres),
         *tests,
     ]  # fmt: skip

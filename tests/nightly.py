@@ -5,7 +5,7 @@
 @pytest.mark.search, @given         A usual run takes as many examples as it is told, a nightly one all that it finds in
                                     SECONDS.
 --nightly PART/PARTS                Run that part of the tier: its tests, whole matrices, searches.
---nightly-of DATE                   Take what a usual run takes on that day.
+--nightly-of DATE                   Take what a usual run takes on that day, or with `all` on any day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--nightly", type=part, metavar="PART/PARTS", help="run that part of the nightly tier, such as 1/8"
     )
-    parser.addoption("--nightly-of", type=day, metavar="DATE", help="the day of a usual run that is made again")
+    parser.addoption("--nightly-of", type=day, metavar="DATE", help="the day of a usual run that is made again, or all")
 
 
 def part(text: str) -> tuple[int, int]:
@@ -39,11 +39,13 @@ def part(text: str) -> tuple[int, int]:
     return int(number), int(parts)
 
 
-def day(text: str) -> date:
+def day(text: str) -> date | str:
+    if text == "all":
+        return text
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date: write it as 2030-12-31") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no date: write it as 2030-12-31, or write all") from None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = [item for item in items if kind_of(item) or item.get_closest_marker("matrix") or searches(item)]
         # Tests of a kind take about as long, so that they are dealt out like cards.
         chosen = set(sorted(tier, key=lambda item: (kind_of(item), item.nodeid))[number - 1 :: parts])
+    elif config.option.nightly_of == "all":
+        chosen = set(items)
     else:
         chosen = usual(items, config.option.nightly_of)
     for item in chosen:

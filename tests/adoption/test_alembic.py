@@ -34,6 +34,7 @@ def driver(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.nightly("application of a page")
 async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: Path, installed: Installed) -> None:
     """From an empty folder, with an engine of each kind; autogenerate leaves Holdfast's tables alone (ENV-3)."""
     upgrade, autogenerate = GO_ON.splitlines()

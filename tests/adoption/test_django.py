@@ -328,6 +328,7 @@ asyncio.run(Worker(Configuration.read().dsn, registry).drain())
 """
 
 
+@pytest.mark.nightly("project with the testing kit")
 async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
     """The admin shows and moves dead letters for those who may, and the audit names them.
 

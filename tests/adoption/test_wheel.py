@@ -46,6 +46,7 @@ def test_every_extra_has_a_first_program() -> None:
     assert set(FIRST) - {""} == set(PROJECT["optional-dependencies"]) - {"demo", "dev"}
 
 
+@pytest.mark.nightly("installation")
 def test_no_extra_brings_the_other_project(wheel: Path, tmp_path: Path) -> None:
     """pip takes nothing for any extra but what is declared, from an index with a project called holdfast too.
 
@@ -89,6 +90,7 @@ def typed(wheel: Path, dsn: str, tmp_path: Path) -> Callable[[str], subprocess.C
     return run
 
 
+@pytest.mark.nightly("installation")
 def test_another_project_in_the_package_is_named_and_removed(
     typed: Callable[[str], subprocess.CompletedProcess[str]], wheel: Path
 ) -> None:

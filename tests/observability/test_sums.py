@@ -120,6 +120,7 @@ async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
 # --- the counts in the database ---
 
 
+@pytest.mark.nightly("mix of faults")
 @pytest.mark.timeout(120)
 def test_counts_add_up_over_a_run_of_faults() -> None:
     """From the counts alone, and against the rows; handlers end their process, fail, are retried and published

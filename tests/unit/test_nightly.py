@@ -86,6 +86,7 @@ def test_the_parts_share_the_tier_out(folder: Path) -> None:
     assert [len(part) for part in parts] == [4, 4, 3]
     counted = Counter(name.partition("[")[0] for part in parts for name in part)
     assert counted == {"test_demo": 3, "test_power": 1, "test_each": 6, "test_property": 1}
+    assert len(collected(folder, "--nightly-of", "all")) == sum(counted.values()) + 1
 
 
 @pytest.mark.parametrize("text", ["9/8", "0/8", "1", "1/", "a/b", ""])
