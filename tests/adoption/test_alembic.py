@@ -75,6 +75,7 @@ async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: P
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_a_script_has_the_migrations_of_its_revision_alone(empty_dsn: str, tmp_path: Path) -> None:
     """What two revisions print is a whole schema, and the second one prints only what is new (ENV-3)."""
     (tmp_path / "next").mkdir()

@@ -343,6 +343,7 @@ async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
     assert not (await migrate.state(empty_dsn)).applied
 
 
+@pytest.mark.slow
 def test_the_admin_fits_the_window(empty_dsn: str, tmp_path: Path) -> None:
     """An error of one long word does not push what stands beside it out of the page (OPS-2)."""
     saved(FOLDER / "django.md", tmp_path)
@@ -351,6 +352,7 @@ def test_the_admin_fits_the_window(empty_dsn: str, tmp_path: Path) -> None:
     manage(tmp_path, empty_dsn, "test", "orders.tests")
 
 
+@pytest.mark.slow
 async def test_a_later_release_comes_before_the_migrations_of_the_project(empty_dsn: str, tmp_path: Path) -> None:
     """A migration that publishes finds the schema of the installed release; with --fake nothing is changed (ENV-3)."""
     saved(FOLDER / "django.md", tmp_path)
@@ -385,6 +387,7 @@ def test_a_database_that_no_address_can_name_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_setting_that_cannot_be_used_fails_the_checks(empty_dsn: str, tmp_path: Path) -> None:
     """`manage.py check` names it, and so does `migrate`, without a traceback."""
     saved(FOLDER / "django.md", tmp_path)
@@ -409,6 +412,7 @@ def test_a_setting_that_cannot_be_used_fails_the_checks(empty_dsn: str, tmp_path
             assert code in str(refused.value) and "Traceback" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) -> None:
     """A project has the address in its settings, and no variable of Holdfast's (S20)."""
     saved(FOLDER / "django.md", tmp_path)
@@ -420,6 +424,7 @@ def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) 
         assert f"try: check the database in {place} and" in " ".join(str(refused.value).split())
 
 
+@pytest.mark.slow
 def test_handlers_write_to_the_database_with_the_outbox(empty_dsn: str, tmp_path: Path) -> None:
     """With `USING`, a worker need not be told which connection handlers write to (LSN-13)."""
     saved(FOLDER / "django.md", tmp_path)
@@ -436,6 +441,7 @@ def test_handlers_write_to_the_database_with_the_outbox(empty_dsn: str, tmp_path
     assert "delivered to events\n" in manage(tmp_path, empty_dsn, "shell", "-c", "import orders.drained")
 
 
+@pytest.mark.slow
 def test_the_migration_is_nothing_backwards(empty_dsn: str, tmp_path: Path) -> None:
     """Events outlive a migration that is taken back, and `migrate` finds the schema as it is (ENV-3)."""
     saved(FOLDER / "django.md", tmp_path)

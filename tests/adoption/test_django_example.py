@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from tests.worker.support import drained
 
@@ -25,6 +26,7 @@ ORDERS = """
 """
 
 
+@pytest.mark.slow
 async def test_orders_have_one_sale_each(dsn: str, conn: asyncpg.Connection) -> None:
     """Handlers with Django's ORM have each effect once (LSN-13, RUN-1)."""
     variables = {

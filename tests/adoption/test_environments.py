@@ -39,6 +39,7 @@ def pins(lock: Path) -> list[str]:
     return [line.rstrip(" \\") for line in lock.read_text().splitlines() if re.match(r"[A-Za-z0-9]", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_has_all_that_is_needed(lock: str, tmp_path: Path) -> None:
     """On every Python and platform. Nothing is installed: uv reads from the index what each pin requires (RUN-2)."""

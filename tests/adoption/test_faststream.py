@@ -46,6 +46,7 @@ def mails(printed: str) -> list[str]:
     return sorted(line for line in printed.splitlines() if line.startswith("Dear"))
 
 
+@pytest.mark.slow
 async def test_the_service_of_the_page(empty_dsn: str, tmp_path: Path, installed: Installed) -> None:
     """Parsed, injected and retried by FastStream; claimed and settled by Holdfast (LSN-4)."""
     printed = run(PAGE, empty_dsn, tmp_path, installed)
@@ -56,6 +57,7 @@ async def test_the_service_of_the_page(empty_dsn: str, tmp_path: Path, installed
     assert [tuple(row) for row in rows] == [("1", 1, "delivered"), ("2", 2, "delivered"), ("3", 1, "delivered")]
 
 
+@pytest.mark.slow
 def test_it_is_a_module_of_faststream_outbox(empty_dsn: str, tmp_path: Path) -> None:
     """With the import that the page replaces, it does the same with faststream-outbox."""
     saved(PAGE, tmp_path)

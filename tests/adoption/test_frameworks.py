@@ -68,6 +68,7 @@ def test_every_page_has_its_test() -> None:
     assert {*PRINTED, *elsewhere} == {page.stem for page in FOLDER.glob("*.md")}
 
 
+@pytest.mark.slow
 @pytest.mark.nightly("application of a page")
 @pytest.mark.parametrize("name", sorted(PRINTED))
 async def test_the_application_of_a_page(name: str, empty_dsn: str, tmp_path: Path, installed: Installed) -> None:

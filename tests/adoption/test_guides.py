@@ -35,6 +35,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.nightly("service that is moved")
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_service_is_moved_by_its_guide(

@@ -132,6 +132,7 @@ def until_printed(folder: Path, text: str, seconds: float = 40) -> str:
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [False, True], ids=["refused", "silent"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_application_starts_without_the_database(tmp_path: Path, answers: bool, number: signal.Signals) -> None:

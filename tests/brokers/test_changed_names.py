@@ -42,6 +42,7 @@ def addresses(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
             yield f"{kafka.address}?partitions=2", f"{kafka.address}?partitions=2&topic=new.{{channel}}"
 
 
+@pytest.mark.slow
 async def test_messages_by_former_names_are_told_until_they_are_taken(
     dsn: str, conn: asyncpg.Connection, addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ async def test_names_on_nats_with_other_event_types(tmp_path: Path) -> None:
         assert await engine.named("stream=NONE_{channel}").left(now, timeout=5) == 0
 
 
+@pytest.mark.slow
 async def test_other_exchanges_leave_nothing_behind(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """RabbitMQ has one queue for a handler by all names, which keeps its bindings (SCL-2)."""
     registry, done = HandlerRegistry(), list[int]()

@@ -127,6 +127,7 @@ async def carried(engine: Engine) -> None:
         await sink.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nats", "redis", "rabbitmq"])
 async def test_certificates_are_checked(name: str, tmp_path: Path, certificate: Certificate) -> None:
     """Events go through with the certificate in `cafile`; without it the broker is not believed (SEC-1, SCL-2)."""

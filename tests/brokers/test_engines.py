@@ -146,6 +146,7 @@ async def none_but(source: Source, sink: Sink, marker: Outgoing) -> list[Receive
     return [message for message in found if message.body != marker.body]
 
 
+@pytest.mark.slow
 async def test_each_interest_gets_exactly_its_events(broker: Broker) -> None:
     """By type, by pattern and by target, whatever the broker itself can filter (SCL-1, SCL-2)."""
     wanted = {
@@ -177,6 +178,7 @@ async def test_each_interest_gets_exactly_its_events(broker: Broker) -> None:
         assert await sources[name].take(1, wait=0.2) == [], name
 
 
+@pytest.mark.slow
 async def test_what_the_broker_never_takes_is_refused_alone(broker: Broker) -> None:
     """An event that is too large is refused, those beside it are confirmed when they are sent again (SCL-1)."""
     if not broker.kind.too_large:
@@ -199,6 +201,7 @@ async def test_what_the_broker_never_takes_is_refused_alone(broker: Broker) -> N
         found |= set(numbers(await taken(source, 1)))
 
 
+@pytest.mark.slow
 async def test_an_event_that_nobody_wants_is_told_from_one_that_arrived(broker: Broker) -> None:
     """It stays open where the broker tells, and is otherwise confirmed like any other (SCL-1)."""
     source = await broker.source(broker.interest())
@@ -210,6 +213,7 @@ async def test_an_event_that_nobody_wants_is_told_from_one_that_arrived(broker: 
     assert sorted(numbers(await taken(source, 2))) == [1, 3]
 
 
+@pytest.mark.slow
 async def test_what_is_not_acknowledged_comes_back_and_what_is_does_not(broker: Broker) -> None:
     """At least once until it is acknowledged, and then no more (SCL-2)."""
     wanted = broker.interest()
@@ -232,6 +236,7 @@ async def test_what_is_not_acknowledged_comes_back_and_what_is_does_not(broker: 
     assert await none_but(third, sink, broker.events(100)[0]) == []
 
 
+@pytest.mark.slow
 async def test_what_is_given_back_comes_back_at_once(broker: Broker) -> None:
     """Long before the lease of a handler that died would have ended (SCL-2)."""
     source = await broker.source(broker.interest(), lease=60)
@@ -247,6 +252,7 @@ async def test_what_is_given_back_comes_back_at_once(broker: Broker) -> None:
     assert await none_but(source, sink, broker.events(99)[0]) == []
 
 
+@pytest.mark.slow
 async def test_deliveries_are_counted(broker: Broker) -> None:
     """So that an event which ends its worker each time can be told from others (SCL-2)."""
     source = await broker.source(broker.interest())
@@ -260,6 +266,7 @@ async def test_deliveries_are_counted(broker: Broker) -> None:
     assert counts == ([1, 2, 3] if broker.kind.counts_deliveries else [2] * 3)
 
 
+@pytest.mark.slow
 async def test_an_event_that_is_kept_alive_is_not_given_to_another(broker: Broker) -> None:
     """A handler may take longer than the lease (SCL-2)."""
     wanted = broker.interest()
@@ -285,6 +292,7 @@ async def test_an_event_that_is_kept_alive_is_not_given_to_another(broker: Broke
     assert numbers(other) == [99]
 
 
+@pytest.mark.slow
 async def test_events_of_a_key_come_in_the_order_in_which_they_were_sent(broker: Broker) -> None:
     """With one batch after the other, as the relay sends the events of a key (SCL-1)."""
     source = await broker.source(broker.interest(ordered=True))
@@ -298,6 +306,7 @@ async def test_events_of_a_key_come_in_the_order_in_which_they_were_sent(broker:
     assert by_key == {key: list(range(20)) for key in range(5)}
 
 
+@pytest.mark.slow
 async def test_two_sources_of_a_handler_share_its_events(broker: Broker) -> None:
     """Each event goes to one of them (SCL-2)."""
     wanted = broker.interest()
@@ -316,6 +325,7 @@ async def test_two_sources_of_a_handler_share_its_events(broker: Broker) -> None
     assert broker.kind.name == "kafka" or len(found) == 60
 
 
+@pytest.mark.slow
 async def test_closing_gives_back_what_was_taken(broker: Broker) -> None:
     """What a stopped worker did not acknowledge is for the next, and nothing else (SCL-2)."""
     wanted = broker.interest()
@@ -330,6 +340,7 @@ async def test_closing_gives_back_what_was_taken(broker: Broker) -> None:
     assert sorted(numbers(found[:2] + again)) == list(range(10))
 
 
+@pytest.mark.slow
 async def test_a_new_interest_begins_at_its_time(broker: Broker) -> None:
     """With all since its subscription where the broker keeps it, else from when it was opened (SCL-2)."""
     await broker.source(broker.interest(handler="billing.other"))
@@ -362,6 +373,7 @@ async def test_an_interest_that_was_removed_begins_anew(broker: Broker) -> None:
     assert await none_but(source, sink, broker.events(99)[0]) == []
 
 
+@pytest.mark.slow
 async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) -> None:
     """Nothing waits for longer than it was told, and everything works when the broker is back (SCL-1)."""
     if not broker.kind.freezes:
@@ -383,6 +395,7 @@ async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) 
         found |= set(numbers(await _taken_now(source)))
 
 
+@pytest.mark.slow
 async def test_a_killed_broker_is_an_outage_and_keeps_what_it_confirmed(broker: Broker) -> None:
     """Kill -9 under load; each confirmed event is received, at least once (SCL-1)."""
     if not broker.kind.restarts:

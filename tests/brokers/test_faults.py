@@ -49,6 +49,7 @@ async def put(broker: Broker, **changes: object) -> None:
     broker.put(outgoing(channel=interest.channel, **changes))
 
 
+@pytest.mark.slow
 async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
     """While the broker is down events wait with their attempts, and it is not hammered (SCL-1)."""
     done: list[int] = []
@@ -79,6 +80,7 @@ async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broke
     assert await conn.fetchval(attempts) == 1
 
 
+@pytest.mark.slow
 async def test_broker_that_comes_and_goes_costs_no_event(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
     """What fails soon after a breaker has closed counts as attempts, and is no dead letter of the relay (SCL-1)."""
     done: list[int] = []
@@ -216,6 +218,7 @@ async def test_what_the_broker_says_against_an_event_is_told(
         )
 
 
+@pytest.mark.slow
 async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
     """Confirmed rows are settled at once, whatever becomes of the others; no attempt is counted (SCL-1)."""
     done: list[int] = []
@@ -237,6 +240,7 @@ async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection
     assert await conn.fetchval(attempts) == 1
 
 
+@pytest.mark.slow
 async def test_doubles_and_lost_acknowledgements_have_one_effect(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:

@@ -29,6 +29,7 @@ FORGETFUL = (
 HELD = "SELECT sum(waiting + unacknowledged) = 5 FROM core.broker_reports WHERE handler_name = 'shop.note'"
 
 
+@pytest.mark.slow
 async def test_operators_see_what_a_broker_holds(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ async def test_operators_see_what_a_broker_holds(
         assert "broker-unrelayed" in codes and "broker-silent" not in codes
 
 
+@pytest.mark.slow
 async def test_what_a_broker_carries_is_shown_until_it_carries_nothing(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ async def test_reports_go_on_after_an_error(
     assert "half an answer" in str(told.details["error"])
 
 
+@pytest.mark.slow
 async def test_doctor_sees_a_queue_that_gives_nothing(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ async def test_three_consumers_join_and_leave_under_load(case: Case) -> None:
     assert all(order == sorted(order) for order in first_seen.values())
 
 
+@pytest.mark.slow
 async def test_what_a_crashed_member_did_not_commit_comes_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what it acknowledged in its last moment; the inbox knows that (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -182,6 +183,7 @@ async def test_what_a_crashed_member_did_not_commit_comes_again(case: Case, monk
     assert sorted(numbers(await taken(again, 20, seconds=30))) == list(range(20))
 
 
+@pytest.mark.slow
 async def test_a_commit_that_is_refused_is_made_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group is at the end of what was acknowledged, and later, not only when more comes (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -199,6 +201,7 @@ async def test_a_commit_that_is_refused_is_made_again(case: Case, monkeypatch: p
     assert next(refusals) > 3
 
 
+@pytest.mark.slow
 async def test_a_later_acknowledgement_does_not_skip_an_open_event(case: Case) -> None:
     """The events of one partition, all but the first acknowledged, all come again (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -211,6 +214,7 @@ async def test_a_later_acknowledgement_does_not_skip_an_open_event(case: Case) -
     assert numbers(await taken(again, 6, seconds=30)) == list(range(6))
 
 
+@pytest.mark.slow
 async def test_what_is_being_handled_is_not_given_out_twice_after_a_rebalance(case: Case) -> None:
     """A member that gets its partition back still knows what it holds (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -232,6 +236,7 @@ async def test_what_is_being_handled_is_not_given_out_twice_after_a_rebalance(ca
     await messages.until(lambda: _waits_for(case, 0))
 
 
+@pytest.mark.slow
 async def test_a_rebalance_waits_for_handlers_that_end_soon(case: Case) -> None:
     """What is acknowledged while partitions are revoked is committed, and waits no longer than it has to (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -247,6 +252,7 @@ async def test_a_rebalance_waits_for_handlers_that_end_soon(case: Case) -> None:
     source.assigned()
 
 
+@pytest.mark.slow
 async def test_a_rebalance_does_not_wait_for_handlers_that_take_long(case: Case) -> None:
     """The whole group stands still meanwhile, so the wait has an end (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -270,6 +276,7 @@ async def test_a_producer_with_a_fatal_error_is_replaced(case: Case) -> None:
     assert sink._producer is not dead and dead._closed
 
 
+@pytest.mark.slow
 async def test_a_group_begins_where_it_was_first_opened_whatever_happens_then(case: Case) -> None:
     """A member that ends before it has taken anything moves the beginning for nobody (SCL-2)."""
     sink = await case.sink()

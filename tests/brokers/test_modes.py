@@ -60,6 +60,7 @@ def read_by_oracle(name: str, message: Received) -> Any:
     return http.from_binary(http.HTTPMessage(headers, message.body), FORMAT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["structured", "binary"])
 async def test_others_and_handlers_read_the_same_event(
     dsn: str, conn: asyncpg.Connection, address: str, mode: str
@@ -106,6 +107,7 @@ async def test_others_and_handlers_read_the_same_event(
     assert (headers["tenant"], envelope.trace_context) == ("acmé", TRACE)
 
 
+@pytest.mark.slow
 async def test_what_is_changed_in_the_binary_mode_is_not_handled(
     dsn: str, conn: asyncpg.Connection, address: str
 ) -> None:

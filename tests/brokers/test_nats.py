@@ -215,6 +215,7 @@ async def test_a_server_that_is_not_there_costs_no_time(server: NatsServer) -> N
     assert loop.time() - began < 1.5
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_costs_the_timeout_and_no_more(server: NatsServer) -> None:
     """Answers come within the timeout, and takers learn that nobody is there (SCL-1)."""
     engine = NatsEngine(server.address)
@@ -311,6 +312,7 @@ async def test_the_past_minute_and_no_more(server: NatsServer) -> None:
         await each.close()
 
 
+@pytest.mark.slow
 async def test_what_is_not_acknowledged_comes_again_and_is_counted(server: NatsServer) -> None:
     """After the lease, or at once when given back; kept alive it does not (SCL-2)."""
     engine = NatsEngine(server.address)

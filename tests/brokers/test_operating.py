@@ -107,6 +107,7 @@ async def test_what_cannot_be_meant_is_refused(dsn: str, conn: asyncpg.Connectio
             await operator.relay.check("nats", since=now, until=now - timedelta(hours=1))
 
 
+@pytest.mark.slow
 async def test_a_broker_that_refuses_the_login_is_not_called_away(dsn: str, tmp_path: Path) -> None:
     """A changed password is told from a server that is gone, with what to do about it (SCL-4, OPS-1)."""
     login = "authorization { user: app, password: secret }"
@@ -124,6 +125,7 @@ async def test_a_broker_that_refuses_the_login_is_not_called_away(dsn: str, tmp_
         assert "check that the broker runs" in out
 
 
+@pytest.mark.slow
 async def test_a_check_says_how_much_it_has_looked_at(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
     """Nothing in the range is not nothing lost; a broker that was never used is refused (SCL-1)."""
     done: list[int] = []
@@ -224,6 +226,7 @@ async def test_relay_alone_sends_what_others_want(dsn: str, conn: asyncpg.Connec
     assert len(keyed) == 20
 
 
+@pytest.mark.slow
 async def test_what_a_broker_forgot_comes_back_by_relaying_again(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -258,6 +261,7 @@ async def test_what_a_broker_forgot_comes_back_by_relaying_again(
     assert await effects(conn) == list(range(50))
 
 
+@pytest.mark.slow
 async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """By the guide's commands, under load, nothing is lost and no effect is doubled (SCL-2)."""
     await make_tables(conn)
@@ -318,6 +322,7 @@ async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.C
     assert relayed > 100
 
 
+@pytest.mark.slow
 async def test_a_handler_that_runs_once_in_the_fleet_is_shown_and_drained(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
     assert numbers(await taken(source, 1)) == [2]
 
 
+@pytest.mark.slow
 async def test_a_queue_without_a_leader_is_told_with_its_remedy(case: Case, server: RabbitmqServer) -> None:
     """As a node leaves it that is killed just after the queue was made; deleted, it is made anew (SCL-2)."""
     source, sink = await case.source(), await case.sink()
@@ -201,6 +202,7 @@ async def test_a_full_memory_is_an_outage_that_is_noticed_at_once(case: Case, al
     assert 4 not in found
 
 
+@pytest.mark.slow
 async def test_a_killed_node_keeps_what_it_confirmed(case: Case, server: RabbitmqServer) -> None:
     """What was taken and not acknowledged comes back too (SCL-2)."""
     source, sink = await case.source(), await case.sink()

@@ -88,6 +88,7 @@ async def test_one_answer_eaten_is_one_copy_more_and_no_loss(server: ValkeyServe
         await sink.close()
 
 
+@pytest.mark.slow
 async def test_a_replica_that_is_promoted_has_what_was_confirmed(tmp_path: Path) -> None:
     """With replicas=1 nothing counts as sent that the replica lacks, so that its promotion loses nothing (SCL-1)."""
     with valkey_with_replica(tmp_path) as (primary, replica, proxy):
@@ -166,6 +167,7 @@ async def test_a_full_server_answers_each_event_and_drops_none(tmp_path: Path) -
         await sink.close()
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_costs_the_timeout_and_no_more(server: ValkeyServer) -> None:
     """Answers come within the timeout, and takers learn that nobody is there (SCL-1)."""
     engine = RedisEngine(server.address)
@@ -191,6 +193,7 @@ async def test_a_frozen_server_costs_the_timeout_and_no_more(server: ValkeyServe
     await source.close()
 
 
+@pytest.mark.slow
 async def test_entries_of_a_dead_consumer_are_claimed_and_counted(server: ValkeyServer) -> None:
     """What a dead worker held comes to another after the lease, with its number of deliveries (SCL-2)."""
     engine = RedisEngine(server.address)
@@ -236,6 +239,7 @@ async def test_keeping_alive_does_not_steal_back(server: ValkeyServer) -> None:
         await each.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_stopped_past_its_lease(server: ValkeyServer, tmp_path: Path) -> None:
     """SIGSTOP of a consumer: its entry is claimed by another, and its late acknowledgement harms nobody (SCL-2)."""
     engine = RedisEngine(server.address)

@@ -274,6 +274,7 @@ async def test_id_at_the_broker_cannot_be_known_before(dsn: str, conn: asyncpg.C
     assert broker.sent[0].message_id == f"{broker.sent[0].event_id}:0:{signature[:16]}"
 
 
+@pytest.mark.slow
 async def test_rotation_by_its_command(dsn: str, conn: asyncpg.Connection) -> None:
     """`relay rotate` asks first, shows no secret, and leaves a line in the audit (SEC-1, OPS-1)."""
     first = await keys(conn)

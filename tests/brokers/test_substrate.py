@@ -84,6 +84,7 @@ async def through_broker(conn: asyncpg.Connection, substrate: str | None, count:
         assert await conn.fetchval(query) == count
 
 
+@pytest.mark.slow
 async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
     """One setting, and the same handlers get the same envelopes from the broker, each once (SCL-2)."""
     registry, got = HandlerRegistry(), []
@@ -109,6 +110,7 @@ async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substra
     await through_broker(conn, substrate, 300)
 
 
+@pytest.mark.slow
 async def test_transaction_of_a_handler_commits_with_its_event(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -133,6 +135,7 @@ async def test_transaction_of_a_handler_commits_with_its_event(
     assert len(runs) == 55
 
 
+@pytest.mark.slow
 async def test_failures_are_dead_letters_and_replayed(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -165,6 +168,7 @@ async def test_failures_are_dead_letters_and_replayed(
         await drained(conn)
 
 
+@pytest.mark.slow
 async def test_an_event_is_snoozed_and_retried_after_a_timeout(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -187,6 +191,7 @@ async def test_an_event_is_snoozed_and_retried_after_a_timeout(
     assert sorted(seen) == [(0, 1), (0, 1), (1, 1), (1, 2)]
 
 
+@pytest.mark.slow
 async def test_events_of_one_key_are_handled_in_order(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -209,6 +214,7 @@ async def test_events_of_one_key_are_handled_in_order(
     assert all(numbers == sorted(numbers) for numbers in got.values())
 
 
+@pytest.mark.slow
 async def test_stopping_gives_back_what_has_not_begun(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -231,6 +237,7 @@ async def test_stopping_gives_back_what_has_not_begun(
     assert sorted(done) == list(range(30))
 
 
+@pytest.mark.slow
 async def test_what_a_dead_worker_had_taken_is_handled_once(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -285,6 +292,7 @@ async def _taken(source: Source, taken: list[Received]) -> bool:
     return len(taken) >= 5
 
 
+@pytest.mark.slow
 async def test_events_for_a_limited_handler_wait_in_its_lane(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
@@ -307,6 +315,7 @@ async def test_events_for_a_limited_handler_wait_in_its_lane(
     assert most <= 2
 
 
+@pytest.mark.slow
 async def test_batches(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
     await make_tables(conn)
     registry, sizes = HandlerRegistry(), []
@@ -370,6 +379,7 @@ async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
     assert "no event" in letter["payload"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("substrate", ["nats", "redis", "rabbitmq", "kafka"], indirect=True)
 async def test_who_writes_to_the_broker_can_neither_forge_nor_suppress_an_event(
     dsn: str, conn: asyncpg.Connection, substrate: str

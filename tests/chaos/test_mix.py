@@ -17,11 +17,12 @@ def chaos(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly("mix of faults")
 @pytest.mark.timeout(120)
 def test_nothing_is_lost_by_a_mix_of_faults() -> None:
     """No event lost, none unexpected, no effect twice, nothing left behind (P1, P2, P8)."""
-    run = chaos("--seed", "20", "--for", "15", "--json")
+    run = chaos("--seed", "20", "--for", "10", "--json")
     found = json.loads(run.stdout.splitlines()[-1])
     assert run.returncode == 0, f"{found['problems']}\n{run.stderr}"
     assert found["acknowledged"] > 500

@@ -151,6 +151,7 @@ def test_programs_import_nothing_of_ours_but_the_story(system: Any) -> None:
     assert ours <= allowed
 
 
+@pytest.mark.slow
 async def test_the_story_is_told() -> None:
     """With Holdfast, which needs no other environment: one effect, and a null character refused in time (A2, D1)."""
     names = ("acknowledgement", "null")
@@ -162,6 +163,7 @@ async def test_the_story_is_told() -> None:
     assert report.broken(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.nightly("faults of a peer")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.peer])

@@ -55,6 +55,7 @@ def test_a_batch_has_each_kind_in_its_share() -> None:
     assert {kind: kinds.count(kind) for kind in KINDS} == KINDS
 
 
+@pytest.mark.slow
 def test_a_short_run_handles_every_event() -> None:
     """Quarters of a second show no growth, but every event must be handled, and every effect once (T36, in small)."""
     result = asyncio.run(soak(total=4 * BATCH, rate=1000, every=0.25))

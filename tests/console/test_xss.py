@@ -139,6 +139,7 @@ async def test_lists_show_them_as_text(poisoned: str, consoles: Consoles, path: 
         assert shown >= (20 if path != "/" else 2)
 
 
+@pytest.mark.slow
 async def test_one_event_shows_them_as_text(poisoned: str, consoles: Consoles) -> None:
     """Type, source, target, handler, keys, payload, headers, errors, traceback, cycles, notes, trace (S13)."""
     conn = await asyncpg.connect(poisoned)

@@ -139,6 +139,7 @@ def texts(given: ast.expr, function: ast.AST) -> Iterator[str]:
                 yield from texts(node.value, function)
 
 
+@pytest.mark.slow
 def test_every_notice_is_listed() -> None:
     """What a log says can be looked up (OBS-1)."""
     listed = names(table(OBSERVERS["The notices"]))

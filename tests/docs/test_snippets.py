@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from holdfast.embedded import EmbeddedPostgres
+from tests.commands import holdfast
 from tests.docs.support import ADOPTION, PAGES, Block, blocks, is_story, parameters
 from tests.docs.test_readme import PROGRAM
 from tests.servers import apply_schema
@@ -102,6 +104,7 @@ def saved(page: Path, folder: Path) -> None:
             path.write_text(block.text)
 
 
+@pytest.mark.slow
 @pytest.mark.newcomer
 @parameters([block for block in FILES if block.page.parent.name not in ADOPTION])
 async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
@@ -152,6 +155,7 @@ def shop(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[dict[str, str]]:
     server.drop_database("shop")
 
 
+@pytest.mark.slow
 @parameters(COMMANDS)
 @pytest.mark.timeout(180)
 def test_commands(shop: dict[str, str], block: Block) -> None:
@@ -169,9 +173,11 @@ def test_commands(shop: dict[str, str], block: Block) -> None:
         elif "--listen" in words:
             runs_until_told(words, shop, signal.SIGTERM, "serving", 1)
         else:
-            run = subprocess.run(
-                ["/bin/sh", "-ec", line], cwd=shop["PWD"], env=shop, capture_output=True, text=True, timeout=60
-            )
+            if words[0] == "holdfast" and not re.search(r"[|&;<>$`*?]", line):
+                run = holdfast(*words[1:], variables=shop, folder=shop["PWD"])
+            else:
+                shell = ["/bin/sh", "-ec", line]
+                run = subprocess.run(shell, cwd=shop["PWD"], env=shop, capture_output=True, text=True, timeout=60)
             assert run.returncode == 0, f"{line}\n{run.stdout}{run.stderr}"
 
 

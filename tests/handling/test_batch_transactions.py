@@ -188,6 +188,7 @@ async def test_a_lost_lease_is_left_out(dsn: str, conn: asyncpg.Connection, kind
     assert await conn.fetchval("SELECT attempts FROM core.outbox WHERE id = $1", ids[7]) == 2
 
 
+@pytest.mark.slow
 @some_kinds
 async def test_a_row_that_another_session_blocks(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
     """The others do not wait for a row whose inbox row another session has written (LSN-17, LSN-12)."""

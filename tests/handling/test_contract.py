@@ -425,6 +425,7 @@ async def test_a_constraint_that_fails_at_the_commit(dsn: str, conn: asyncpg.Con
 # --- other transactions ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_kind
 async def test_a_row_that_another_session_has_locked(dsn: str, conn: asyncpg.Connection, kind: Kind) -> None:
     """The delivery waits without an attempt counted until the other session has ended (LSN-5)."""
@@ -603,6 +604,7 @@ async def test_a_statement_past_the_time_limit(dsn: str, conn: asyncpg.Connectio
     assert "longer than its limit of 1 s" in facts.of(Retried)[0].last_error
 
 
+@pytest.mark.slow
 @pytest.mark.matrix("kind", "lease")
 @pytest.mark.parametrize(("timeout", "lease"), [(0.3, 1.0), (1.5, 1.0)], ids=["lease", "limit"])
 @pytest.mark.parametrize("kind", [each for each in KINDS if not each.asynchronous], ids=str)

@@ -251,6 +251,7 @@ APP = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_the_command_names_them_by_module(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, processes: int

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import asyncpg
+import pytest
 
 from tests.http.shop import EVERY_DRIVER
 from tests.http.support import Open, effects, opened, problem, records, runs, with_every
 
 
+@pytest.mark.slow
 @with_every(EVERY_DRIVER)
 async def test_the_first_answer_is_every_answer(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str

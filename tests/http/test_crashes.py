@@ -76,6 +76,7 @@ async def killed(
     return deaths, committed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Connection, zygote: Zygote) -> None:
     """Row 21, H6: SIGKILL whenever the request waits or has just waited, from its arrival to its answer."""
@@ -85,6 +86,7 @@ async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Conne
     assert 0 < committed < deaths
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("driver", "other"), [("asyncpg", "psycopg"), ("psycopg", "sqlalchemy")])
 async def test_the_retry_goes_to_another_driver(
@@ -123,6 +125,7 @@ async def test_a_dead_server_holds_nobody_up(dsn: str, conn: asyncpg.Connection,
 # --- the line to the database is cut -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_the_line_is_cut_at_every_message(dsn: str, conn: asyncpg.Connection) -> None:
     """Rows 17 and 21: whatever Postgres was told or has answered, 201 means that it is committed."""
@@ -222,6 +225,7 @@ async def test_a_login_that_the_server_refuses(dsn: str, postgres_server: Sessio
     )
 
 
+@pytest.mark.slow
 async def test_a_pool_with_nothing_to_give(dsn: str, conn: asyncpg.Connection) -> None:
     """Row 17: 503 within the time for a connection, and the others go on."""
     async with opened(dsn, connect_within=1.0) as (_, http):

@@ -70,6 +70,7 @@ async def django(zygote: Zygote, dsn: str, **options: Any) -> AsyncIterator[tupl
 # --- which requests take part ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_keys_in_django(conn: asyncpg.Connection, shop: Open) -> None:
     """Rows 1 to 5, 13 and 14, H2 to H4, H9: which requests take part, and whose keys they are."""
     http = shop()
@@ -431,6 +432,7 @@ async def test_a_backend_that_dies_in_django(conn: asyncpg.Connection, shop: Ope
     assert await effects(conn) == ["tea"]
 
 
+@pytest.mark.slow
 async def test_the_line_is_cut_at_every_message_in_django(dsn: str, conn: asyncpg.Connection, zygote: Zygote) -> None:
     """Rows 17 and 21: 503 wherever it is cut, or 201 of what is committed; the retry executes or replays."""
     async with wired(dsn) as (wire, through), django(zygote, through, outside=dsn) as (http, _):
@@ -472,6 +474,7 @@ async def test_a_database_that_is_down_in_django(dsn: str, conn: asyncpg.Connect
     assert await runs(conn) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_the_django_server_is_killed_at_every_statement(
     dsn: str, conn: asyncpg.Connection, zygote: Zygote, shop: Open

@@ -82,6 +82,7 @@ async def empty(conn: asyncpg.Connection) -> None:
     await conn.execute("DELETE FROM effects; DELETE FROM core.outbox; DELETE FROM core.idempotency_records")
 
 
+@pytest.mark.slow
 @over_drivers
 @pytest.mark.timeout(60)
 async def test_a_server_that_falls_silent(dsn: str, conn: asyncpg.Connection, driver: str) -> None:

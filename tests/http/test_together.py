@@ -17,6 +17,7 @@ from tests.worker.support import until
 TWO = ("asyncpg", "sqlalchemy")
 
 
+@pytest.mark.slow
 @with_every(EVERY_DRIVER)
 async def test_fifty_first_requests_with_one_key(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str

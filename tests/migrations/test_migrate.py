@@ -271,6 +271,7 @@ async def test_another_encoding_is_refused(empty_dsn: str, postgres_server: Sess
 # --- beside running workers ---
 
 
+@pytest.mark.slow
 async def test_a_migration_that_waits_for_a_lock_lets_others_pass(empty_dsn: str, make_source: MakeSource) -> None:
     """ALTER TABLE behind a long transaction stalls nobody for longer than two seconds, and gets there (B14)."""
     await migrate.apply(empty_dsn, source=make_source(FIRST))
@@ -309,6 +310,7 @@ async def test_a_migration_that_waits_for_a_lock_lets_others_pass(empty_dsn: str
     assert 1.0 < longest < 3.0
 
 
+@pytest.mark.slow
 async def test_without_the_lock_it_gives_up_and_names_the_holder(
     empty_dsn: str, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

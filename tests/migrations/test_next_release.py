@@ -129,6 +129,7 @@ async def kept(connection: asyncpg.Connection, table: str, row: str) -> bool:
     return bool(found)
 
 
+@pytest.mark.slow
 async def test_the_schema_is_upgraded_with_its_rows(empty_dsn: str, next_release: NextRelease) -> None:
     """Every row stays, and what waited is handled by the next release. (OBX-3, OPS-6)"""
     await migrate.apply(empty_dsn)

@@ -146,6 +146,7 @@ async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_
     assert [fault for worker in workers for fault in faults(worker)] == []
 
 
+@pytest.mark.slow
 async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
     """Code that is too new for the schema names the command, code that is too old names the release (OPS-6, T13)."""
     async with process(dsn, "ledger", started=False, environment=next_release.environment) as early:

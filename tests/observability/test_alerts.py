@@ -71,6 +71,7 @@ def shop() -> HandlerRegistry:
 # --- the files ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check", [["check", "rules", "alerts.yml"], ["test", "rules", "tests.yml"], ["check", "config", "prometheus.yml"]]
 )
@@ -148,6 +149,7 @@ async def test_a_worker_that_was_killed(dsn: str, conn: asyncpg.Connection) -> N
         assert await watch.firing() == {"HoldfastWorkerSilent"}
 
 
+@pytest.mark.slow
 async def test_worker_processes_that_die(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n"

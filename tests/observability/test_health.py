@@ -75,6 +75,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, reg
     assert (worker.health().state, worker.health().live) == ("stopped", False)
 
 
+@pytest.mark.slow
 async def test_a_handler_that_blocks_the_loop(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
     """A short block is none; a long one is said while it lasts, with the handler's name, and is forgiven (OBS-3)."""
     async with running(dsn, registry, loop_patience=1.0) as worker:
@@ -92,6 +93,7 @@ async def test_a_handler_that_blocks_the_loop(dsn: str, conn: asyncpg.Connection
         await until(lambda: worker.health().ready, what="it has recovered")
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_blocked_is_no_fault_of_the_database(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ async def test_a_loop_that_is_blocked_is_no_fault_of_the_database(
         await until(lambda: facts.notices("loop_blocked"))
 
 
+@pytest.mark.slow
 async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, registry: HandlerRegistry) -> None:
     """Live, because a restart would not help; not ready, with the reason; ready when it is back (OBS-3)."""
     async with running(own_dsn, registry, poll_interval=0.5, lease=2.0, loop_patience=1.0) as worker:

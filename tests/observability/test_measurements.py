@@ -35,6 +35,7 @@ MEASUREMENTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(MEASUREMENTS)
 def test_a_report_is_one_line_and_loses_nothing(found: Measurements) -> None:
     """Whatever the names are (OBS-2)."""
@@ -42,6 +43,7 @@ def test_a_report_is_one_line_and_loses_nothing(found: Measurements) -> None:
     assert "\n" not in line and Measurements.loaded(line) == found
 
 
+@pytest.mark.slow
 @given(MEASUREMENTS, MEASUREMENTS)
 def test_sums_do_not_depend_on_the_order(one: Measurements, two: Measurements) -> None:
     """And nothing is nothing (OBS-2)."""
@@ -127,6 +129,7 @@ def test_many_processes_stay_below_the_bound() -> None:
     assert found.of("holdfast_events_published_total") == 20 * 10_000
 
 
+@pytest.mark.slow
 def test_who_has_samples_of_its_own_keeps_them() -> None:
     """A handler that appears later takes no one's place, so that no counter goes back (OBS-2)."""
     families = ProcessFamilies()

@@ -207,6 +207,7 @@ def events(dice: random.Random) -> Sequence[NewEvent]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_each_claimed_delivery_is_closed_once(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -29,6 +29,7 @@ from tests.worker.test_old_primary import free_port
 pytestmark = pytest.mark.abandons_leases
 
 
+@pytest.mark.slow
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """Not ready at once after SIGTERM, live while the last handler runs, and nothing is left of the socket (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--name", "box") as worker:
@@ -50,6 +51,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp
         assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_the_addresses_come_from_the_environment(dsn: str, tmp_path: Path, processes: str) -> None:
     """For commands that would take the options for their own; the parent serves, and none of its processes (OBS-3)."""
@@ -80,6 +82,7 @@ async def in_flight(worker: Command, count: int) -> bool:
     return bool((await worker.asked("live"))[1]["in_flight"] == count)
 
 
+@pytest.mark.slow
 async def test_the_loop_is_blocked(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """Both answer all the time, and name the handler once that lasts (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--loop-patience", "1") as worker:
@@ -94,6 +97,7 @@ async def test_the_loop_is_blocked(dsn: str, conn: asyncpg.Connection, tmp_path:
         assert (await worker.status("--ready"))[0] == 0
 
 
+@pytest.mark.slow
 async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, tmp_path: Path) -> None:
     """Live, not ready, not listening; and nothing of it is needed to ask (OBS-3, LSN-2)."""
     async with worker_command(own_dsn, tmp_path, "--health", "0", "--poll-interval", "0.5") as worker:
@@ -119,6 +123,7 @@ async def test_there_is_no_database_yet(tmp_path: Path) -> None:
         assert await worker.ended() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_several_processes_have_one_endpoint(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """Ready when each is; one that died is started again, one that hangs is not live; draining at once (OBS-3)."""
@@ -160,6 +165,7 @@ async def test_several_processes_have_one_endpoint(dsn: str, conn: asyncpg.Conne
         }, "lines of several processes can be told apart"  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_a_process_that_hangs_or_is_killed(dsn: str, tmp_path: Path) -> None:
     """The exec probe of a process that cannot answer, and of none (OBS-3)."""
     async with worker_command(dsn, tmp_path) as worker:
@@ -186,6 +192,7 @@ async def test_a_process_that_hangs_or_is_killed(dsn: str, tmp_path: Path) -> No
         assert len(list((tmp_path / "run").iterdir())) == 1, "the sockets of killed ones are removed"
 
 
+@pytest.mark.slow
 async def test_one_of_several_workers(dsn: str, tmp_path: Path) -> None:
     """--name asks one; without it, each has a line, and all must be well (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--name", "a b\x1b[31m") as one, worker_command(dsn, tmp_path) as two:

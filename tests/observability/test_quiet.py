@@ -40,6 +40,7 @@ async def reserve(event, tx):
 """
 
 
+@pytest.mark.slow
 async def test_nothing_fires(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -135,6 +135,7 @@ def programs(server: EmbeddedPostgres) -> dict[str, Any]:
     return {"env": {**os.environ, **{name: str(value) for name, value in (connection | password).items()}}}
 
 
+@pytest.mark.slow
 async def test_to_a_point_in_time(folders: tuple[Path, Path, Path]) -> None:
     """A base backup and the archive of WAL; the workers run through it and need no restart (OPS-6)."""
     live, restored, archive = folders
@@ -188,6 +189,7 @@ def base_backup(server: EmbeddedPostgres, live: Path, restored: Path) -> None:
     own(restored / "cluster")
 
 
+@pytest.mark.slow
 async def test_from_a_dump(dsn: str, empty_dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """Taken while workers run; a worker of the restored database does the rest (OPS-4)."""
     shop, tools = Shop(), find_binaries()

@@ -120,6 +120,7 @@ async def require_balance(dsn: str, begun: int | None = None, *, open: int = 0) 
     assert begun is None or found.begun == begun
 
 
+@pytest.mark.slow
 async def test_counts_add_up_after_kills(dsn: str, conn: asyncpg.Connection) -> None:
     """Begun = delivered + duplicates + failed + open, while workers are killed and when all is done (OBS-2)."""
     await make_tables(conn)

@@ -60,6 +60,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     made.close()
 
 
+@pytest.mark.slow
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, manager: Manager, tmp_path: Path) -> None:
     """Ready once, fed while it lives, stopping at SIGTERM; handlers do not inherit the socket (OBS-3)."""
     async with worker_command(dsn, tmp_path, environment=manager.variables) as worker:
@@ -81,6 +82,7 @@ async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, man
     assert statistics.median(later - earlier for earlier, later in pairwise(fed)) < 1.0
 
 
+@pytest.mark.slow
 async def test_a_blocked_loop_is_not_fed(dsn: str, conn: asyncpg.Connection, manager: Manager, tmp_path: Path) -> None:
     """It is the loop itself that sends it, so systemd would end this worker after WatchdogSec (OBS-3)."""
     async with worker_command(dsn, tmp_path, environment=manager.variables):
@@ -102,6 +104,7 @@ async def test_a_start_that_waits_for_the_database(manager: Manager, tmp_path: P
     assert not manager.times("READY=1") and "secret" not in str(manager.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_several_processes(dsn: str, manager: Manager, tmp_path: Path) -> None:
     """The parent speaks for all: ready when each is, and not fed while one hangs (OBS-3)."""

@@ -28,6 +28,7 @@ IS_LIVING = "SELECT bool_and(core.is_living(heartbeat_at)) FROM core.workers WHE
 LISTED = "SELECT count(*) FROM core.workers WHERE stopped_at IS NULL"
 
 
+@pytest.mark.slow
 async def test_a_frozen_process_does_not_keep_its_parent(dsn: str, tmp_path: Path) -> None:
     """What has not ended some time after the grace is killed, and the exit status tells (LSN-4, OPS-1)."""
     source = "from holdfast.cli import main, worker; worker._LIMIT_PAST_GRACE = 1.0; main()"
@@ -62,6 +63,7 @@ async def test_a_frozen_process_does_not_keep_its_parent(dsn: str, tmp_path: Pat
         await process.wait()
 
 
+@pytest.mark.slow
 async def test_a_draining_worker_lives(dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry) -> None:
     """Heartbeats go on until the last handler has ended, so its events are not released meanwhile (LSN-4, OPS-1)."""
     async with Operator(dsn, actor=ACTOR) as operator, running(dsn, registry, lease=1.5, grace=30) as worker:
@@ -89,6 +91,7 @@ async def test_heartbeats_do_not_wait_for_long_leases(
         await until(lambda: conn.fetchval(IS_LIVING), within=5, what="a heartbeat")
 
 
+@pytest.mark.slow
 async def test_a_blocked_worker_lives(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """While a handler blocks the event loop, its leases are extended, and its heartbeats go on (OBS-3, OPS-1)."""
     async with worker_command(dsn, tmp_path, "--health", "0", "--lease", "1.5") as worker:
@@ -100,6 +103,7 @@ async def test_a_blocked_worker_lives(dsn: str, conn: asyncpg.Connection, tmp_pa
         assert (await worker.asked("live"))[1]["loop_silent_s"] > 2
 
 
+@pytest.mark.slow
 async def test_a_drain_that_lasts_longer_than_sessions_may_be_idle(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +122,7 @@ async def test_a_drain_that_lasts_longer_than_sessions_may_be_idle(
     assert not facts.notices("database_unavailable") and not facts.notices("stop_incomplete")
 
 
+@pytest.mark.slow
 async def test_a_session_that_was_idle_because_the_loop_was_blocked(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ async def struck(dsn: str) -> AsyncIterator[list[bool]]:
         await conn.close()
 
 
+@pytest.mark.slow
 async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ TREE = [
 ]
 
 
+@pytest.mark.slow
 async def test_an_order_is_one_trace_from_the_request_to_every_handler(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

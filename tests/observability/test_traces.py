@@ -684,6 +684,7 @@ async def test_a_schedule_is_a_trace_from_its_slot_to_its_handler(dsn: str, conn
     assert closed.context.trace_id == fired.context.trace_id
 
 
+@pytest.mark.slow
 async def test_a_slot_that_several_workers_look_at_is_one_span(dsn: str, conn: asyncpg.Connection) -> None:
     """A worker that finds the slot fired leaves no span of it (OBS-2)."""
     spans, fired = Spans(), Facts()

@@ -61,6 +61,7 @@ async def stopped(worker: subprocess.Popen[str]) -> tuple[str, str]:
     return await asyncio.to_thread(worker.communicate, timeout=30)
 
 
+@pytest.mark.slow
 async def test_each_process_of_a_worker_exports_its_own_spans(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ async def test_the_command_serves_both_formats(dsn: str, conn: asyncpg.Connectio
     assert '"pages_served"' in worker.said and '"/metrics"' in worker.said
 
 
+@pytest.mark.slow
 async def test_one_endpoint_for_several_processes(dsn: str, conn: asyncpg.Connection, app: Path) -> None:
     """One target has the sums of all processes, and no counter goes back when one of them dies (OBS-2)."""
     async with command(dsn, app, *WORKER, "--processes", "3", "--lease", "2") as worker:

@@ -6,6 +6,7 @@ import shlex
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.cli.status import warnings
@@ -63,6 +64,7 @@ async def test_status_doctor_and_the_event_name_what_blocks(dsn: str, conn: asyn
     assert f"waits behind    {head}, a dead letter of {HANDLER}" in out
 
 
+@pytest.mark.slow
 async def test_the_command_that_is_shown_releases_the_key(dsn: str, conn: asyncpg.Connection) -> None:
     """Also for a key that a shell would take apart; afterwards nothing is said any more (LSN-9, OPS-1)."""
     head, follower = await blocked(dsn, conn)

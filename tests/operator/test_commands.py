@@ -365,6 +365,7 @@ def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("failed", "discard", "--all", "--yes"), ("status",)])
 def test_who_is_in_the_way_is_named(
     dsn: str, holdfast: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

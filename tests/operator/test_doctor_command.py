@@ -170,6 +170,7 @@ def test_health_that_was_not_looked_at_exits_1(here: Run, monkeypatch: pytest.Mo
     assert (code, found["healthy"]) == (1, False)
 
 
+@pytest.mark.slow
 def test_a_lock_that_a_look_has_waited_for_exits_1(here: Run, dsn: str) -> None:
     """Claims wait for it too, and the session that holds it is named (OPS-5)."""
     with psycopg.connect(dsn) as other:

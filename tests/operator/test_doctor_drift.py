@@ -368,6 +368,7 @@ async def test_a_drift_is_named_and_remedied(
     assert not drift.remedied or findings == ()
 
 
+@pytest.mark.slow
 async def test_a_remedy_does_not_wait_in_front_of_delivery(conn: asyncpg.Connection, dsn: str) -> None:
     """Behind an idle transaction it gives up, so that claims and producers need not queue behind it (OBX-3, OPS-5)."""
     await conn.execute("ALTER TABLE core.outbox ADD COLUMN note text")

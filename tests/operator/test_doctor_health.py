@@ -260,6 +260,7 @@ def standby_of(server: EmbeddedPostgres, major: SessionServer) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_query_on_a_standby(
     shop: asyncpg.Connection, workshop: EmbeddedPostgres, postgres_server: SessionServer
@@ -354,6 +355,7 @@ async def test_a_server_that_does_not_vacuum(shop: asyncpg.Connection, setting: 
         await shop.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_transaction_numbers_that_run_out(postgres_server: SessionServer) -> None:
     """A held snapshot keeps autovacuum from freezing what is far too old (OPS-5)."""
@@ -452,6 +454,7 @@ async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> N
     assert codes(report) == ["worker-silent"]
 
 
+@pytest.mark.slow
 async def test_what_blocks_delivery_is_the_root_of_the_chain(conn: asyncpg.Connection, dsn: str) -> None:
     """A worker waits for a statement that waits for an idle transaction; that one is named, and ended (OPS-5)."""
     claim = f"holdfast claim {uuid.uuid4()}"
@@ -621,6 +624,7 @@ async def remedied(outbox: Outbox, dsn: str, finding: Finding) -> None:
         assert done.returncode == 0, (command, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.newcomer
 async def test_the_remedy_of_a_handler_that_is_gone_cures(outbox: Outbox, dsn: str) -> None:
     """What was split, what was not, and nothing else; then the doctor has no complaint left (LSN-7, OPS-5)."""
@@ -709,6 +713,7 @@ async def test_clocks_that_differ(conn: asyncpg.Connection, shift: float, words:
 # --- when it cannot look ---
 
 
+@pytest.mark.slow
 async def test_a_schema_that_is_being_changed(conn: asyncpg.Connection, dsn: str) -> None:
     """It waits two seconds for a lock, not for ever, says what it did not see, and who is in the way (OPS-5)."""
     other = await asyncpg.connect(dsn)

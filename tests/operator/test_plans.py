@@ -132,6 +132,7 @@ async def test_the_canary_is_drawn_from_all_causes(conn: asyncpg.Connection, ope
 # --- canary and stop ---
 
 
+@pytest.mark.slow
 async def test_a_canary_stops_the_plan_while_the_cause_is_there(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:
@@ -395,6 +396,7 @@ def test_the_pace_is_kept_whatever_a_step_takes(rate: float) -> None:
     assert pace.due() == 0
 
 
+@pytest.mark.slow
 async def test_a_plan_has_one_runner(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """A second one is told who runs it; a step with another token does nothing (DLQ-4)."""
     await fail(conn, 50)
@@ -436,6 +438,7 @@ async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Conn
 # --- pausing, resuming, cancelling ---
 
 
+@pytest.mark.slow
 async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:

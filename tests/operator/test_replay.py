@@ -19,6 +19,7 @@ from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, states, su
 from tests.worker.support import drained, publish, publish_many, running, settled
 
 
+@pytest.mark.slow
 async def test_many_rows_are_replayed_in_one_call(dsn: str, conn: asyncpg.Connection) -> None:
     """10,000 of them, with one line in the audit that names each (DLQ-4)."""
     ids = await fail(conn, MOST_AT_ONCE)

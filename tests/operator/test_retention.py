@@ -368,6 +368,7 @@ async def test_rows_of_an_unfinished_plan_are_kept(conn: asyncpg.Connection, sta
 DONE, BESIDE = 60_000, 8_000
 
 
+@pytest.mark.slow
 async def test_only_what_is_done_and_past_its_age_goes(conn: asyncpg.Connection) -> None:
     """Beside failed, in flight, pending and future-dated rows of any age; in batches of 5,000 rows at most, which
     take less than 200 ms each (E7).
@@ -413,6 +414,7 @@ async def pages(conn: asyncpg.Connection, sql: str, *values: object) -> int:
 STEPS_WITH_ROWS = ["delivered", "tombstones", "discarded", "archived", "archive_tombstones", "inbox"]
 
 
+@pytest.mark.slow
 async def test_a_sweep_does_not_read_what_has_to_stay(conn: asyncpg.Connection) -> None:
     """Kept classes, tombstones in their grace, failed rows and what was stripped long ago lie beside what is
     due, and not before it (E7, OBX-5).

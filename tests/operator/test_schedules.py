@@ -95,6 +95,7 @@ async def test_a_schedule_is_triggered(dsn: str, conn: asyncpg.Connection, opera
     assert {row[0] for row in await conn.fetch("SELECT status FROM core.outbox")} == {"delivered"}
 
 
+@pytest.mark.slow
 async def test_a_pause_leaves_slots_out_and_a_resume_begins_now(
     dsn: str, conn: asyncpg.Connection, operator: Operator
 ) -> None:
@@ -229,6 +230,7 @@ async def findings(conn: asyncpg.Connection) -> list[Finding]:
     return [finding for finding in report.findings if finding.code.startswith("schedule-")]
 
 
+@pytest.mark.slow
 async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """Overdue is a problem, with or without somebody who looks; unserved is a warning; paused is neither (OPS-5)."""
     await declare(conn)

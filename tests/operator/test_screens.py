@@ -11,8 +11,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ import asyncpg
 import psycopg
 import pytest
 
+from tests.commands import begin, ended, holdfast
 from tests.operator.support import CAUSES, beat, fail, fail_with, subscribe
 from tests.operator.test_event_ids import published
 from tests.worker.support import publish_many
@@ -111,10 +110,10 @@ def on_terminal(columns: int, dsn: str, arguments: list[str]) -> str:
     }
     for name in ("COLUMNS", "LINES"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    with subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal, stderr=terminal):
-        os.close(terminal)
-        printed = b"".join(_read(controller))
+    pid = begin(arguments, environment, ".", [terminal] * 3)
+    os.close(terminal)
+    printed = b"".join(_read(controller))
+    ended(pid)
     os.close(controller)
     return printed.decode().replace("\r\n", "\n")
 
@@ -159,18 +158,10 @@ def test_what_is_piped_is_plain(dsn: str, names: dict[str, str]) -> None:
     """No colours, no frames, and one line for each row, however wide (OPS-1)."""
     environment = {**os.environ, "HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": "ann", "COLUMNS": "40"}
     for screen in ("status", "failed list", "failed groups", "workers list", "migrate status", "events show {event}"):
-        words = [word.format(**names) for word in screen.split()]
-        command = [sys.executable, "-m", "holdfast", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = holdfast(*(word.format(**names) for word in screen.split()), variables=environment)
         assert (done.returncode, done.stderr) == (0, ""), screen
         assert not re.search(r"[\x1b\u2500-\u257f]", done.stdout), screen
     with psycopg.connect(dsn) as db:
         count = db.execute("SELECT count(*) FROM core.failed").fetchall()[0][0]
-    listed = subprocess.run(
-        [sys.executable, "-m", "holdfast", "failed", "list"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    listed = holdfast("failed", "list", variables=environment)
     assert len(listed.stdout.splitlines()) == count + 2, "the heading, the rows, and what the archive has"

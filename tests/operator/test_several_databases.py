@@ -62,6 +62,7 @@ def holdfast(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+@pytest.mark.slow
 async def test_a_worker_command_serves_them_and_operators_see_each(
     dsn: str,
     conn: asyncpg.Connection,

@@ -116,6 +116,7 @@ def test_a_long_question_ends_at_words(dsn: str) -> None:
         assert screen.ends() == 1
 
 
+@pytest.mark.slow
 def test_who_is_in_the_way_is_told_in_lines_that_fit(dsn: str) -> None:
     """At 80 columns, while a command waits for the lock and when it gives up (OPS-1, OPS-5)."""
     with psycopg.connect(dsn, application_name="a nightly report with a long name") as other:

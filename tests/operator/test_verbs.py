@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -12,8 +14,9 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
+from tests.commands import holdfast
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
-from tests.operator.support import HANDLER, beat, command, fail, subscribe
+from tests.operator.support import ACTOR, HANDLER, beat, fail, subscribe
 from tests.servers import SessionServer
 from tests.worker.support import Facts, running, until
 
@@ -47,11 +50,11 @@ async def archive(conn: asyncpg.Connection, count: int = 1, *, handler: str = HA
     return ids
 
 
-async def typed(dsn: str, *words: object) -> tuple[int | None, str, str]:
+async def typed(dsn: str, *words: object) -> tuple[int, str, str]:
     """The code, the output and the errors of a command."""
-    process = await command(dsn, *map(str, words))
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, out.decode(), err.decode()
+    variables = {**os.environ, "HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": ACTOR}
+    done = await asyncio.to_thread(partial(holdfast, *words, variables=variables))
+    return done.returncode, done.stdout, done.stderr
 
 
 async def discarded(conn: asyncpg.Connection) -> set[UUID]:
@@ -61,6 +64,7 @@ async def discarded(conn: asyncpg.Connection) -> set[UUID]:
 # --- what is in the archive ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["delivery", "event"])
 async def test_what_is_archived_is_discarded_and_restored_by_its_id(
     dsn: str, conn: asyncpg.Connection, named: str
@@ -81,6 +85,7 @@ async def test_what_is_archived_is_discarded_and_restored_by_its_id(
     assert counts == [{"moved": 1}, {"moved": 1}]
 
 
+@pytest.mark.slow
 async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, conn: asyncpg.Connection) -> None:
     """It was replayed, or was never there; and one that is discarded comes back by the archive's own verb (DLQ-2)."""
     await archive(conn, 2)
@@ -96,6 +101,7 @@ async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, 
     assert "holdfast archive restore" in out and "failed restore" not in out
 
 
+@pytest.mark.slow
 async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, conn: asyncpg.Connection) -> None:
     """Each says how many there are, and the command that lists them (DLQ-2)."""
     await archive(conn, 2, handler="zed.arc")
@@ -129,6 +135,7 @@ async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, con
     assert (code, out.startswith("1 event replayed")) == (0, True)
 
 
+@pytest.mark.slow
 async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: asyncpg.Connection) -> None:
     """The newest of all dead letters (DLQ-2)."""
     await fail(conn)
@@ -188,6 +195,7 @@ async def test_a_right_that_is_lost_is_no_outage(logins: Logins, conn: asyncpg.C
 # --- plans ---
 
 
+@pytest.mark.slow
 async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.Connection) -> None:
     """It stops and says for whom it waits, then and later; a run after a worker has come goes on (DLQ-4)."""
     await fail(conn, 2)
@@ -207,6 +215,7 @@ async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.
 # --- handlers and generations ---
 
 
+@pytest.mark.slow
 async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyncpg.Connection) -> None:
     """What waits for it is cancelled, by the one command that the doctor names (OPS-1)."""
     await beat(conn, "other", "mail.thank")
@@ -227,6 +236,7 @@ async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyn
     assert (code, out) == (0, "1 event cancelled\n")
 
 
+@pytest.mark.slow
 async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg.Connection) -> None:
     """The reason, and no text of the database; what was tried already is not the remedy (GEN-3)."""
     back = "start workers of the one before it and add --force, to go back"
@@ -258,6 +268,7 @@ async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: st
 # --- a restored backup ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owners", [(), ("--no-owner",)])
 async def test_a_restored_backup_is_put_right_by_what_the_doctor_names(
     dsn: str, empty_dsn: str, postgres_server: SessionServer, tmp_path: Path, owners: tuple[str, ...]

@@ -752,6 +752,7 @@ async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox,
 # --- many at once ---
 
 
+@pytest.mark.slow
 async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
     """Eight connections settle, extend and replay the same rows in random order: no 40P01, and no row lost (B12)."""
     ids = await outbox.insert_many(60, idempotency_key="'k' || n % 15")

@@ -121,6 +121,7 @@ class Mortal:
         return counted
 
 
+@pytest.mark.slow
 async def test_a_conversion_that_dies_at_any_statement_leaves_a_table_that_works(
     outbox: Outbox, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ async def test_a_conversion_that_dies_at_any_statement_leaves_a_table_that_works
     assert await findings(dsn) == {}
 
 
+@pytest.mark.slow
 async def test_rows_that_are_many_are_moved_back_a_few_at_a_time(outbox: Outbox, dsn: str) -> None:
     """On the way back every row is seen and claimable, triggers do not fire for what is only moved, and a row in
     flight stays until it is settled; afterwards an id is unique again (OBX-6).
@@ -252,6 +254,7 @@ async def test_a_missing_partition_never_fails_a_publish(outbox: Outbox, dsn: st
     assert await outbox.deliver(*held) == []
 
 
+@pytest.mark.slow
 @pytest.mark.trust
 async def test_ids_that_are_dated_ahead_keep_no_partition_from_being_made(outbox: Outbox, dsn: str) -> None:
     """However many there are, their period is made, in parts that can be moved in a moment each (SEC-1, OBX-6)."""
@@ -408,6 +411,7 @@ async def test_a_partition_is_dropped_and_nothing_that_is_kept_goes_with_it(outb
     assert await findings(dsn) == {}
 
 
+@pytest.mark.slow
 async def test_a_partition_with_much_to_keep_stays_and_is_swept_row_by_row(outbox: Outbox, dsn: str) -> None:
     """Nothing is lost, and what is past retention goes all the same (OBX-6, OBX-5)."""
     await settle_by_hand(outbox, await old_rows(outbox, 200), 69)
@@ -452,6 +456,7 @@ async def test_nothing_is_made_or_dropped_after_the_clock_was_set_forward(outbox
 # --- migrations -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_later_migrations_work_on_partitions(outbox: Outbox, dsn: str, make_source: Any) -> None:
     """Nothing is pending after the conversion; columns and indexes of a later release reach every
     partition, one that is built concurrently among them (OBX-3, OBX-6).

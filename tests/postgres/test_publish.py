@@ -167,6 +167,7 @@ def open_transaction(shared_dsn: str) -> Iterator[psycopg.Connection[Any]]:
         connection.rollback()
 
 
+@pytest.mark.slow
 @given(payload=st.dictionaries(st.text(max_size=8), anything, max_size=4))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_payload_is_stored_as_it_is_or_refused_before_sql(

@@ -313,6 +313,7 @@ async def test_sleeper_without_a_database(sleepers: list[SleepingWorker]) -> Non
     await nowhere.sleeper.close()
 
 
+@pytest.mark.slow
 async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection) -> None:
     """At every moment around falling asleep, a commit either rings or is seen by the look that follows.
 

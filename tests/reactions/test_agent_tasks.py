@@ -262,6 +262,7 @@ async def test_what_is_stuck_can_be_cancelled(here: Desk, monkeypatch: pytest.Mo
     assert await here.conn.fetchval("SELECT count(*) FROM core.failed") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_the_demo_ends_by_itself_where_nobody_can_be_asked() -> None:
     """One command, nothing to install; it ends by itself where nobody can be asked (IDM-5)."""

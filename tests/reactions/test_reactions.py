@@ -420,6 +420,7 @@ async def test_a_loop_does_not_wait_for_itself(dsn: str, conn: asyncpg.Connectio
     reactions.drain_sync()  # nothing runs here any more
 
 
+@pytest.mark.slow
 async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.Connection) -> None:
     """A reaction that outlives even its cancellation does not keep anybody waiting for ever (IDM-3)."""
     begun, gate, tasks = asyncio.Event(), asyncio.Event(), asyncio.all_tasks()

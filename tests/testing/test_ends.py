@@ -117,17 +117,20 @@ async def test_asynchronous(async_outbox, name):
 """
 
 
+@pytest.mark.slow
 def test_an_error_at_the_end_of_a_test_leaves_nothing_behind(tmp_path: Path, server: str) -> None:
     """The database is clean for the next test, whatever has failed (TST-1)."""
     result = run(tmp_path, BEHIND_AN_ERROR, "--holdfast-dsn", server)
     assert "4 passed, 2 errors" in result.stdout, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_a_drain_that_is_interrupted_ends(tmp_path: Path, server: str) -> None:
     """A time limit of pytest's ends the drain too, which would deliver the events of the next test (TST-1)."""
     assert passed(run(tmp_path, INTERRUPTED, "--holdfast-dsn", server), 2)
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_not_open_outlives_a_crash(tmp_path: Path, server: str) -> None:
     """Psycopg's pools, made as the documentation shows them, in plain and asynchronous tests (TST-2, LSN-13)."""
     assert passed(run(tmp_path, POOLS, "--holdfast-dsn", server), 4)

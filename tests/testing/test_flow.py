@@ -91,6 +91,7 @@ def test_one_event_alone_fails_by_its_own_fault(either: Any) -> None:
     assert partner.calls == [(0, 1), (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_partner_that_stays_away_ends_the_drain(either: Any) -> None:
     """A drain that can never end says so, in place of events that are left without a word (TST-1)."""
     publish(either, 3, "charge.due")

@@ -67,6 +67,7 @@ def passed(result: Any, count: int) -> bool:
     return bool(result.returncode == 0)
 
 
+@pytest.mark.slow
 def test_a_fixture_that_asks_for_the_outbox_later_leaves_it_clean(tmp_path: Path, server: str) -> None:
     """Fixtures that choose by a parameter ask for others while the test runs."""
     tests = """
@@ -99,6 +100,7 @@ print(*sorted(set(sys.modules) - before))
     }
 
 
+@pytest.mark.slow
 def test_each_test_finds_the_database_as_it_was_set_up(tmp_path: Path, server: str) -> None:
     """Rows, changed and removed ones, sequences and the clock: in whichever order tests write."""
     tests = """
@@ -132,6 +134,7 @@ def test_a_changed_schema_is_back_as_well(outbox):
     assert passed(run(tmp_path, tests, "--holdfast-dsn", server), 6)
 
 
+@pytest.mark.slow
 def test_a_server_of_ones_own_keeps_its_data(tmp_path: Path, server: str) -> None:
     """Only databases of the kit's own are made, under names that say so, and dropped."""
     # Other tests of this session make and drop databases of theirs on the same server meanwhile.
@@ -161,6 +164,7 @@ def test_that_fails(outbox):
         assert connection.execute(left, [session]).fetchall() == []
 
 
+@pytest.mark.slow
 def test_processes_share_one_server_and_no_database(tmp_path: Path) -> None:
     """Parallel-safe under xdist: one embedded server, a database for each process, nothing left of either."""
     tests = """
@@ -180,6 +184,7 @@ def test_alone(outbox, n):
     assert not Path(used[0][0]).exists()
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_shows_its_outbox(tmp_path: Path, server: str) -> None:
     """Also when an assertion of its own failed, and not one of the kit's."""
     tests = """
@@ -195,6 +200,7 @@ def test_it(outbox):
     )
 
 
+@pytest.mark.slow
 def test_a_transaction_that_is_left_open_is_named(tmp_path: Path, server: str) -> None:
     """The test that left it fails, and the next one has a clean database all the same."""
     tests = """

@@ -98,6 +98,7 @@ def calls(types: list[str], names: list[str]) -> Iterator[list[str]]:
             yield [*usual[:place], value, *usual[place + 1 :]]
 
 
+@pytest.mark.slow
 async def test_a_bad_argument_is_refused_by_name(caller: asyncpg.Connection) -> None:
     """NULL, NULL inside arrays, infinity, minima and maxima, empty, arrays of unequal lengths, long texts (T8)."""
     undeclared: dict[str, str] = {}

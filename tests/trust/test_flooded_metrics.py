@@ -58,6 +58,7 @@ async def flood(conn: asyncpg.Connection, channels: int, rows: int, at: str = "i
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "rows"), [(300, 300), (10_000, 10_000), (300, 101_000)])
 @pytest.mark.parametrize("at", ["infinity", "now"])
 async def test_a_flood_hides_no_channel_that_a_worker_served(

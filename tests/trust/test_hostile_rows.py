@@ -57,6 +57,7 @@ async def run(dsn: str, *arguments: str) -> str:
     return out.decode()
 
 
+@pytest.mark.slow
 async def test_every_screen_of_an_event(dsn: str, conn: asyncpg.Connection) -> None:
     """Deep nesting, numbers without end, control characters, as payload and as headers (OPS-1)."""
     ids: dict[str, UUID] = {}

@@ -54,6 +54,7 @@ async def follow_readme(dsn: str, roles: RolesMode) -> None:
         assert (await operator.status()).pending == 0
 
 
+@pytest.mark.slow
 async def test_every_login_gets_to_the_end(own_server: EmbeddedPostgres) -> None:
     """With CREATEROLE, as a database's owner, with nothing: as it is, or by the remedies as printed (SEC-1, T22)."""
     admin = await asyncpg.connect(own_server.dsn)

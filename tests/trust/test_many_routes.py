@@ -158,6 +158,7 @@ async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) 
         await until(lambda: {"order.a77", "order.zz"} <= set(handled), within=20, what="what became due was handled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [40_000])
 async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection, count: int) -> None:
     """Types in a pattern's range that are due later delay neither a new one nor one known by name (LSN-1, T5)."""

@@ -76,6 +76,7 @@ async def test_a_search_path_is_no_proof(dsn: str, conn: asyncpg.Connection, log
             await conn.execute(f"REVOKE ALL ON core.outbox FROM {bank}")
 
 
+@pytest.mark.slow
 async def test_an_open_transaction_stalls_nobody_while_a_source_gets_an_owner(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:

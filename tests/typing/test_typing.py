@@ -61,6 +61,7 @@ def pyright(_: Path) -> Reports:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [mypy, pyright])
 def test_mistakes_are_reported_and_nothing_else(check: Callable[[Path], Reports], tmp_path: Path) -> None:
     """Every driver's calls have the right type; typos and a forgotten `await` are errors (PUB-1)."""

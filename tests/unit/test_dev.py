@@ -168,6 +168,7 @@ def test_processes_may_keep_bytecode(script: Any, monkeypatch: pytest.MonkeyPatc
     assert "PYTHONDONTWRITEBYTECODE" not in script.clean_environment()
 
 
+@pytest.mark.slow
 def test_failed_tests_are_written_and_run_again(tmp_path: Path) -> None:
     """Every phase counts, and only what is listed is run again (RUN-2)."""
     (tmp_path / "test_it.py").write_text(

@@ -80,6 +80,7 @@ def test_a_usual_run_has_each_value_of_a_matrix_and_every_pair_in_time(days: lis
     assert len({name for found in days for name in found if "test_each" in name}) == 6
 
 
+@pytest.mark.slow
 def test_the_parts_share_the_tier_out(folder: Path) -> None:
     """Each of its tests, each cell and each search is in one part, and nothing else is (RUN-2)."""
     parts = [collected(folder, "--nightly", f"{n}/3") for n in (1, 2, 3)]

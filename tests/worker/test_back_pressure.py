@@ -35,6 +35,7 @@ async def test_unsettled_is_bounded(dsn: str, conn: asyncpg.Connection) -> None:
     assert 100 < peak <= 2 * 100 + 20
 
 
+@pytest.mark.slow
 async def test_repeats_after_a_kill(dsn: str, conn: asyncpg.Connection) -> None:
     """A kill while commits are slow repeats no more than that (LSN-16)."""
     await conn.execute(SLOW_SETTLES)

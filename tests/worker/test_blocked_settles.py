@@ -73,6 +73,7 @@ async def holding(
         await bank.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 60])
 async def test_a_blocked_row_holds_up_no_other(dsn: str, conn: asyncpg.Connection, logins: Logins, count: int) -> None:
     """The others are settled at once; its own handler runs once, however long it takes (LSN-3, OPS-6)."""
@@ -131,6 +132,7 @@ async def test_blocked_transactional_handlers_leave_the_sessions_to_others(
     assert runs == {TRANSACTIONAL: 8, "other.book": 5}
 
 
+@pytest.mark.slow
 async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
@@ -147,6 +149,7 @@ async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
         await until(lambda: runs[TRANSACTIONAL] == 9, what="the bank's events, when it lets them")
 
 
+@pytest.mark.slow
 async def test_many_blocked_rows_hold_up_no_transactional_handler(
     dsn: str, conn: asyncpg.Connection, logins: Logins
 ) -> None:
@@ -188,6 +191,7 @@ async def test_blocked_rows_are_unsettled_within_bounds(dsn: str, conn: asyncpg.
     assert peak <= 2 * 100 + 20
 
 
+@pytest.mark.slow
 async def test_blocked_rows_take_no_others_with_them(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
     """Of the same batch, handler and neighbouring sources; those are settled with their inbox rows (LSN-3)."""
     runs: Counter[str] = Counter()

@@ -68,6 +68,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_reported(
     assert names == ["handler billing.charge"], "as it is named among what is left behind"
 
 
+@pytest.mark.slow
 async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: asyncpg.Connection) -> None:
     """Its transaction holds the row, so the wish is written down; the handler ends, and nothing stays of it
     (LSN-11).

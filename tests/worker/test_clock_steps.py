@@ -53,6 +53,7 @@ async def outbox(dsn: str) -> AsyncIterator[Outbox]:
 # --- whole workers, with a server whose clock is set ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["+2h", "-1h", "+10y", "-10y"])
 async def test_deliveries_survive_a_step(
     stepping: SteppingServer, sessions: list[asyncpg.Connection], step: str
@@ -118,6 +119,7 @@ async def test_deliveries_survive_a_step(
     assert [finding.severity for finding in found] == ["warning"]
 
 
+@pytest.mark.slow
 async def test_a_step_back_while_no_worker_lives(stepping: SteppingServer, sessions: list[asyncpg.Connection]) -> None:
     """What a dead worker held and what was due is delivered by the worker that starts after the step (LSN-3, T14)."""
     registry, runs = HandlerRegistry(), list[UUID]()

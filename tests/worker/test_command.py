@@ -140,6 +140,7 @@ async def test_a_schema_of_another_version_is_one_line_with_the_command(worker: 
         assert remedy.endswith(": holdfast migrate apply")
 
 
+@pytest.mark.slow
 async def test_several_processes_share_the_work_and_end_together(worker: Any, conn: asyncpg.Connection) -> None:
     """A child that was killed is replaced, and one signal ends them all (OPS-1, LSN-3)."""
     async with worker("--processes", "2", "--lease", "1", "--poll-interval", "0.5") as command:
@@ -157,6 +158,7 @@ async def test_several_processes_share_the_work_and_end_together(worker: Any, co
         assert len(command.log("worker_stopped")) == 2
 
 
+@pytest.mark.slow
 async def test_children_end_with_a_supervisor_that_was_killed(worker: Any) -> None:
     """Nobody is left to stop them, so they stop themselves (OPS-1)."""
     async with worker("--processes", "2", "--grace", "1") as command:

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import asyncpg
+import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.worker.auto_concurrency import START
@@ -33,6 +34,7 @@ async def test_it_grows_with_handlers_that_wait(dsn: str, conn: asyncpg.Connecti
     assert worker.measurements().concurrency == 0
 
 
+@pytest.mark.slow
 async def test_it_shrinks_with_handlers_that_block(dsn: str, conn: asyncpg.Connection) -> None:
     """Fewer begin at once while one handler blocks the loop; a handler's own limit is never exceeded (LSN-15)."""
     registry, running_now, most = HandlerRegistry(), 0, 0

@@ -133,6 +133,7 @@ async def test_inbox_decides_about_a_redelivery(dsn: str, conn: asyncpg.Connecti
     assert seen == []
 
 
+@pytest.mark.slow
 async def test_handler_that_always_kills_its_worker(dsn: str, conn: asyncpg.Connection) -> None:
     """After its attempts it fails with max_deliveries, not run again, and every other event is delivered (A3, P6)."""
     await make_tables(conn)
@@ -164,6 +165,7 @@ async def test_handler_that_always_kills_its_worker(dsn: str, conn: asyncpg.Conn
     assert set(await effects(conn, "outside")) == {-1, *range(30)}
 
 
+@pytest.mark.slow
 async def test_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, conn: asyncpg.Connection) -> None:
     """Blocked for three leases it is not run by the idle worker beside it, and a notice names it (A4, LSN-3)."""
     await make_tables(conn)
@@ -180,6 +182,7 @@ async def test_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, conn: asyn
     assert notices[0]["level"] == "warning"
 
 
+@pytest.mark.slow
 async def test_an_answer_that_waited_longer_than_the_lease(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +214,7 @@ async def test_an_answer_that_waited_longer_than_the_lease(
     assert sorted(seen) == [1, 2]
 
 
+@pytest.mark.slow
 async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection) -> None:
     """What waits in a slow worker's buffer is renewed: no event is run twice, with two workers at it (A5, LSN-3)."""
     runs: Counter[int] = Counter()
@@ -236,6 +240,7 @@ async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection)
     assert await conn.fetchval("SELECT max(attempts) FROM core.outbox") == 1
 
 
+@pytest.mark.slow
 async def test_recovery_beside_a_backlog(dsn: str, conn: asyncpg.Connection) -> None:
     """Rows of a dead worker do not wait until the survivor has drained everything that came later (P3)."""
     registry, seen = HandlerRegistry(), []

@@ -61,6 +61,7 @@ def login(dsn: str, postgres_server: SessionServer) -> Iterator[Login]:
     login.admin.execute(f"DROP ROLE {login.name}")
 
 
+@pytest.mark.slow
 @pytest.mark.new_database
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_refused_logins_are_an_outage(dsn: str, login: Login, fault: str) -> None:

@@ -46,6 +46,7 @@ def of(group: WorkerGroup, database: str) -> Health:
     return next(each for each in group.health().databases if each.database == database)
 
 
+@pytest.mark.slow
 async def test_each_database_is_on_its_own(
     dsn: str, conn: asyncpg.Connection, other_dsn: str, other: asyncpg.Connection, empty_dsn: str
 ) -> None:

@@ -164,6 +164,7 @@ async def test_a_neighbour_does_not_wait_for_a_limited_handler(dsn: str, conn: a
         )
 
 
+@pytest.mark.slow
 async def test_an_outage_becomes_a_pause(dsn: str, conn: asyncpg.Connection) -> None:
     """No dead letter, no attempt lost, few calls; everything is handled after the partner's return (LSN-17)."""
     partner, facts = Partner(), Facts()
@@ -183,6 +184,7 @@ async def test_an_outage_becomes_a_pause(dsn: str, conn: asyncpg.Connection) -> 
     assert await conn.fetchval("SELECT count(*) FROM core.audit WHERE action = 'breaker.close'") >= 1
 
 
+@pytest.mark.slow
 async def test_every_failure_behind_a_breaker_is_told(dsn: str, conn: asyncpg.Connection) -> None:
     """Whether the breaker is open or not, a failed call is reported and counted as one, with its error (OBS-1)."""
     partner, facts = Partner(), Facts()
@@ -234,6 +236,7 @@ async def test_terminal_errors_open_nothing(dsn: str, conn: asyncpg.Connection) 
     assert await conn.fetchval("SELECT count(*) FROM core.audit") == 0
 
 
+@pytest.mark.slow
 async def test_a_breaker_works_for_handlers_in_transactions(dsn: str, conn: asyncpg.Connection) -> None:
     """A handler that takes tx, whose failures are settled where it ran (LSN-17, LSN-5)."""
     down, calls, registry = True, 0, HandlerRegistry()
@@ -254,6 +257,7 @@ async def test_a_breaker_works_for_handlers_in_transactions(dsn: str, conn: asyn
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 30
 
 
+@pytest.mark.slow
 async def test_a_breaker_works_for_batches(dsn: str, conn: asyncpg.Connection) -> None:
     """The partner's outage is no fault of the events of a call; they are not taken apart for it (LSN-17, LSN-12)."""
     down, sizes, registry = True, list[int](), HandlerRegistry()

@@ -21,6 +21,7 @@ def _address_space(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmSize"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_payloads_beyond_the_limit(dsn: str, conn: asyncpg.Connection) -> None:
     """600 payloads of 500 kB, 300 MB as text, with 192 MB to spare; no attempt is lost to the limit (T32)."""

@@ -129,6 +129,7 @@ async def test_another_worker_takes_over_a_key_soon(dsn: str, conn: asyncpg.Conn
         await drained(conn)
 
 
+@pytest.mark.slow
 async def test_transactional_handlers_keep_the_order_when_a_worker_is_killed(
     dsn: str, conn: asyncpg.Connection
 ) -> None:

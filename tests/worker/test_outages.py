@@ -96,6 +96,7 @@ async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, 
     assert await effects(conn) == [0, 1]
 
 
+@pytest.mark.slow
 async def test_all_connections_are_killed_again_and_again(dsn: str, conn: asyncpg.Connection) -> None:
     """Nothing lost, transactional effects once, and never more connections than promised (B2, P1, P2)."""
     await make_tables(conn)
@@ -127,6 +128,7 @@ async def test_all_connections_are_killed_again_and_again(dsn: str, conn: asyncp
     assert await conn.fetchval("SELECT count(*) FROM core.failed") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_server_restarts(own_server: EmbeddedPostgres, own_dsn: str, mode: str) -> None:
     """The worker outlives it and claims within five seconds after the server accepts connections (B6, P7)."""
@@ -204,6 +206,7 @@ async def test_server_is_down_at_the_start(own_server: EmbeddedPostgres, own_dsn
         await run
 
 
+@pytest.mark.slow
 async def test_half_open_connections(dsn: str, conn: asyncpg.Connection) -> None:
     """Lines on which nothing comes any more are found out within fifteen seconds (LSN-2, B3, P4)."""
     seen: list[int] = []

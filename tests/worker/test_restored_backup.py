@@ -22,6 +22,7 @@ pytestmark = pytest.mark.trust
 QUICK = {"fsync": "off"}
 
 
+@pytest.mark.slow
 async def test_schedules_that_are_younger_than_the_backup_go_on(tmp_path: Path) -> None:
     """A worker that runs declares them again, and fires them under the backup (T24, IDM-4)."""
     folder, backup = (usable_data_dir(tmp_path / name) for name in ("live", "backup"))
@@ -66,6 +67,7 @@ def handlers_of(registry: HandlerRegistry) -> HandlerRegistry:
     return earlier
 
 
+@pytest.mark.slow
 async def test_every_event_of_the_backup_is_delivered(tmp_path: Path) -> None:
     """What was open in the backup is handled under it, and counts once there; workers need no restart (T24)."""
     folder, backup = (usable_data_dir(tmp_path / name) for name in ("live", "backup"))

@@ -198,6 +198,7 @@ async def test_a_lost_lease_is_not_told_as_a_failure(dsn: str, conn: asyncpg.Con
     await conn.execute("DELETE FROM core.outbox")
 
 
+@pytest.mark.slow
 async def test_retried_rows_do_not_wait_for_the_poll(dsn: str, conn: asyncpg.Connection) -> None:
     """A worker that sleeps knows when its own retries are due (RTY-1, P4)."""
     registry, seen = HandlerRegistry(), []

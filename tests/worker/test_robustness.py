@@ -36,6 +36,7 @@ ONCE = RetryPolicy(strategy="none")
 # --- transactional handlers -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["reject", "error", "retry", "snooze"])
 async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: asyncpg.Connection, how: str) -> None:
     """What became of it is settled before the row is unlocked, so no other worker runs it again (LSN-3, LSN-5)."""
@@ -90,6 +91,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 0
 
 
+@pytest.mark.slow
 async def test_half_open_connections_of_transactions(dsn: str, conn: asyncpg.Connection) -> None:
     """The runners come free, new connections are opened, every effect happens once, and it stops (LSN-2, P5)."""
     await make_tables(conn)
@@ -127,6 +129,7 @@ async def test_half_open_connections_of_transactions(dsn: str, conn: asyncpg.Con
     assert facts.notices("loop_failed") == []
 
 
+@pytest.mark.slow
 async def test_silent_transaction_at_stop(dsn: str, conn: asyncpg.Connection) -> None:
     """A handler that waits on a half-open connection does not keep the worker from stopping (P5)."""
     await make_tables(conn)
@@ -344,6 +347,7 @@ async def test_handlers_in_threads_after_a_restart_of_the_dispatcher(dsn: str, c
 # --- stopping and draining --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_stop_with_a_half_open_database(dsn: str, conn: asyncpg.Connection) -> None:
     """At most the grace and five seconds, whatever the lease (P5)."""
     registry, facts, seen = HandlerRegistry(), Facts(), []
@@ -413,6 +417,7 @@ async def test_drain_of_a_worker_that_ends_by_itself(
 # --- settling ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_outage_longer_than_a_lease(dsn: str, conn: asyncpg.Connection) -> None:
     """What was finished when the database went is settled when it is back, and does not run again (LSN-3)."""
     registry, seen, facts = HandlerRegistry(), [], Facts()

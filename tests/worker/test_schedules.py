@@ -152,6 +152,7 @@ async def test_a_lost_connection_costs_no_slot(dsn: str, conn: asyncpg.Connectio
     assert len(found) == (found[-1] - found[0]).total_seconds() + 1
 
 
+@pytest.mark.slow
 async def test_behind_a_transaction_pooler(pooled_dsn: str, conn: asyncpg.Connection) -> None:
     """Nothing is kept in a session from one statement to the next (IDM-4, LSN-2)."""
     registry = declaring(name="clock.second", event_type="report.due", every=timedelta(seconds=1), missed="all")
@@ -375,6 +376,7 @@ async def test_an_event_goes_to_the_newest_generation_that_is_served(conn: async
     assert [tuple(row) for row in rows] == expected
 
 
+@pytest.mark.slow
 async def test_a_declaration_that_a_worker_cannot_read_is_left_to_others(dsn: str, conn: asyncpg.Connection) -> None:
     """A zone that this machine does not know; told once, and the other schedules go on (IDM-4)."""
     await declare(conn, generation=1, name="reports.far", cron="* * * * *")
@@ -389,6 +391,7 @@ async def test_a_declaration_that_a_worker_cannot_read_is_left_to_others(dsn: st
     assert await slots(conn, "reports.far") == []
 
 
+@pytest.mark.slow
 async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, conn: asyncpg.Connection) -> None:
     """Somebody's trigger refuses its event; told once, tried again, and the others go on (IDM-4)."""
     await conn.execute(

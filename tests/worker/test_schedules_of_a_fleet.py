@@ -99,6 +99,7 @@ async def cut(conn: asyncpg.Connection) -> None:
         await asyncio.sleep(0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_each_slot_once(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
     """Kill -9, SIGTERM, SIGSTOP, cut connections and stepped clocks; every second has its event, and one (IDM-4)."""

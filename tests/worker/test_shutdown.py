@@ -26,6 +26,7 @@ from tests.worker.support import (
 )
 
 
+@pytest.mark.slow
 async def test_running_finish_and_waiting_are_given_back(dsn: str, conn: asyncpg.Connection) -> None:
     """Five running events finish, those in the buffer are back within a second with no attempt burned (LSN-4, A9)."""
     await make_tables(conn)
@@ -53,6 +54,7 @@ async def test_running_finish_and_waiting_are_given_back(dsn: str, conn: asyncpg
     assert await conn.fetchval(delivered, slow) == 5
 
 
+@pytest.mark.slow
 async def test_given_back_events_go_to_another_worker_at_once(dsn: str, conn: asyncpg.Connection) -> None:
     """The worker beside it has them without waiting for its polling interval or a lease (LSN-4)."""
     await make_tables(conn)
@@ -68,6 +70,7 @@ async def test_given_back_events_go_to_another_worker_at_once(dsn: str, conn: as
             assert len(two.told("handler_finished")) == 40 - len(one.told("handler_finished"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event_type", ["order.placed", "order.threaded"])
 async def test_grace_exceeded(dsn: str, conn: asyncpg.Connection, event_type: str) -> None:
     """What does not finish in time is cancelled and given back; the process ends, threads or not (LSN-4, P5)."""
@@ -153,6 +156,7 @@ async def test_stop_during_a_claim_gives_everything_back(dsn: str, conn: asyncpg
         assert found[("delivered", 1)] == len(seen)
 
 
+@pytest.mark.slow
 async def test_sigterm_while_the_database_is_down(own_server: EmbeddedPostgres, own_dsn: str) -> None:
     """An idle worker ends within two seconds, a busy one within its grace and five more (A10, P5)."""
     conn = await asyncpg.connect(own_dsn)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.trust
 FIVE = RetryPolicy(max_attempts=5, base_delay=0.001, max_delay=0.001)
 
 
+@pytest.mark.slow
 async def test_past_its_limit_five_times(dsn: str, conn: asyncpg.Connection) -> None:
     """The lease is held while the thread lives, also for longer than leases are; two workers compete (LSN-16, T23)."""
     registry, facts, lock = HandlerRegistry(), Facts(), threading.Lock()

@@ -99,6 +99,7 @@ async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None
         assert worker.counters.claims - before <= 2
 
 
+@pytest.mark.slow
 async def test_idle_workers_need_few_connections(dsn: str, conn: asyncpg.Connection) -> None:
     """Two to claim and to listen; a third for the sleeper and its deputy alone (P4)."""
     sessions = """SELECT count(*) FROM pg_stat_activity
@@ -133,6 +134,7 @@ async def test_the_connection_that_has_settled_stays(
         assert await conn.fetchval(sessions) == 1
 
 
+@pytest.mark.slow
 async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) -> None:
     """Fifty events a second for five seconds, one at a time, are each handled at once: they are no noise (P4)."""
     handled, late = Handled(), Latencies()
@@ -151,6 +153,7 @@ async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) 
     assert late.percentile(0.99) < 0.25
 
 
+@pytest.mark.slow
 async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
     """One is the sleeper for all of them, and one its deputy; any of them may take the event, and one does (P4)."""
     handled, late = Handled(), Latencies()
@@ -177,6 +180,7 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
     assert late.percentile(0.95) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_no_wake_up_is_lost(dsn: str, conn: asyncpg.Connection, workers: int) -> None:
     """A burst that keeps everybody busy, then one commit at a random moment around their falling asleep.
@@ -208,6 +212,7 @@ async def test_no_wake_up_is_lost(dsn: str, conn: asyncpg.Connection, workers: i
     assert late.percentile(0.9) <= 0.25
 
 
+@pytest.mark.slow
 async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
     """Commits at random moments, two workers of one handler and one of another: no event waits for the next (P4)."""
     plain, other = Handled(), Handled()
@@ -242,6 +247,7 @@ async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncp
     assert late.percentile(0.99) <= 0.25
 
 
+@pytest.mark.slow
 async def test_sleeper_is_killed(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
     """An idle worker takes over within 1.5 s; when all are dead, no lock stays and nobody is notified (P4, A1)."""
     settings = {"poll_interval": 3600}
@@ -280,6 +286,7 @@ async def test_sleeper_is_killed(dsn: str, conn: asyncpg.Connection, bell: list[
     assert bell == ["end"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("open_for", "beside"), [(3.0, 0), (1.0, 2000)])
 async def test_late_commit(dsn: str, conn: asyncpg.Connection, open_for: float, beside: int) -> None:
     """An event published seconds before its commit is handled right after it, below every mark (E4, P4)."""
@@ -342,6 +349,7 @@ async def test_two_phase_commit(postgres_server: SessionServer) -> None:
         await conn.close()
 
 
+@pytest.mark.slow
 async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
     """Eight producers beside a busy worker send fewer than one notification for twenty events (B17)."""
     await make_tables(conn)

@@ -32,6 +32,7 @@ def charging(runs: list[str], seconds: float = 0.0) -> HandlerRegistry:
     return registry
 
 
+@pytest.mark.slow
 async def test_the_row_lock_of_a_frozen_worker_ends(dsn: str, conn: asyncpg.Connection) -> None:
     """SIGSTOP in a handler's transaction; another worker has the row within 2 x lease (LSN-3, T20)."""
     await make_tables(conn)
@@ -54,6 +55,7 @@ async def test_the_row_lock_of_a_frozen_worker_ends(dsn: str, conn: asyncpg.Conn
     assert facts.notices("session_ended")
 
 
+@pytest.mark.slow
 async def test_a_slow_handler_of_a_living_worker_is_left_alone(dsn: str, conn: asyncpg.Connection) -> None:
     """Its row's lease ends while its transaction has the lock, and its worker's lease does not (LSN-3)."""
     await make_tables(conn)

@@ -318,6 +318,7 @@ def test_without_each_precaution_a_key_does_not_hold(broken_by: str, problem: st
 # --- places of a limited handler: LSN-10 ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
