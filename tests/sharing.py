@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -37,8 +38,23 @@ def share_of(nodeid: str) -> str:
 
 
 def in_order_of_shares(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Slow shares first, then large ones, then single tests, so that all processes end at about the same time."""
-    shares = {item: share_of(item.nodeid) for item in items}
-    sizes = Counter(shares.values())
-    slow = {shares[item] for item in items if item.get_closest_marker("slow")}
-    return sorted(items, key=lambda item: (shares[item] not in slow, -sizes[shares[item]]))
+    """Spread slow shares over the first part of the run, as they mostly wait; of each sort the large ones come first.
+
+    So nobody waits for a slow one at the end, and the quick ones have the cores meanwhile.
+    """
+    shares: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        shares[share_of(item.nodeid)].append(item)
+    slow: list[list[pytest.Item]] = []
+    quick: list[list[pytest.Item]] = []
+    for share in sorted(shares.values(), key=len, reverse=True):
+        (slow if any(item.get_closest_marker("slow") for item in share) else quick).append(share)
+    ordered: list[pytest.Item] = []
+    begun, passed, first_part = 0, 0, 0.6 * sum(map(len, quick))
+    for share in quick:
+        while begun < len(slow) and begun * first_part <= passed * len(slow):
+            ordered += slow[begun]
+            begun += 1
+        ordered += share
+        passed += len(share)
+    return [*ordered, *chain.from_iterable(slow[begun:])]
