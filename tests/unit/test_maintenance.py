@@ -79,6 +79,29 @@ async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
     assert len(told) == 4
 
 
+async def test_who_subscribes_and_publishes_meanwhile_is_not_reported(clock: Clock) -> None:
+    """Between the two reads of a look; nobody subscribes with an event that is there already (LSN-7)."""
+
+    class Slow(Database):
+        async def routes(self, connection: object, channel: str) -> list[str]:
+            found = await super().routes(connection, channel)
+            self.subscribe_and_publish()
+            return found
+
+        async def read(self, connection: object) -> Subscriptions:
+            found = await super().read(connection)
+            self.subscribe_and_publish()
+            return found
+
+        def subscribe_and_publish(self) -> None:
+            self.entries = (Subscription("billing", "billing.charge", "order.placed"),)
+            self.found = {"hot": ["*/order.placed"]}
+
+    told = list[Notice]()
+    await made(Slow(), told, "hot").run_once(None)
+    assert told == []
+
+
 async def test_a_misspelt_type_is_pointed_out(clock: Clock) -> None:
     """An event that no handler subscribes to may be one that some do, with a letter too few (LSN-7)."""
     database, told = Database(), list[Notice]()

@@ -216,12 +216,17 @@ class Maintenance:
 
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
+        routes = [
+            (channel, route)
+            for channel in self._registration.channels
+            for route in await self._deliveries.routes(connection, channel)
+        ]
+        # After the routes: whoever subscribes and then publishes in between is no reason for a warning.
         subscriptions = await self._subscriptions.read(connection)
         index = SubscriptionIndex(subscriptions)
-        for channel in self._registration.channels:
-            for route in await self._deliveries.routes(connection, channel):
-                if "/" in route and not index.subscribers(route):
-                    self._report_unrouted(channel, route, subscriptions)
+        for channel, route in routes:
+            if "/" in route and not index.subscribers(route):
+                self._report_unrouted(channel, route, subscriptions)
         await self._look_at_schema(connection)
         unserved = set(await self._fleet.unserved(connection))
         # Found twice in a row: when a fleet starts, the other workers have not introduced themselves yet.
