@@ -110,7 +110,8 @@ async def test_several_processes(dsn: str, manager: Manager, tmp_path: Path) -> 
     """The parent speaks for all: ready when each is, and not fed while one hangs (OBS-3)."""
     async with worker_command(dsn, tmp_path, "--processes", "2", environment=manager.variables) as worker:
         await manager.until("READY=1")
-        assert len(worker.log("worker_started")) == 2
+        # Each process writes its log from a thread.
+        await until(lambda: len(worker.log("worker_started")) == 2, what="two workers have started")
         hanging, _ = worker.children()
         os.kill(hanging, signal.SIGSTOP)
         await until(lambda: manager.times("WATCHDOG=1")[-1] < time.monotonic() - 3.0, what="nothing for three seconds")
