@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -276,6 +277,8 @@ async def test_the_demo_ends_by_itself_where_nobody_can_be_asked() -> None:
         timeout=100,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
+    # On a busy machine the worker's first look may find an event before its reaction in this process has handled it.
+    early = re.compile(r".*name='events_unrouted', details={'event_type': 'agent.task.(requested|stuck)'.*")
+    assert [line for line in run.stderr.splitlines() if not early.fullmatch(line)] == []
     for line in ("refund done: refunded 2500 cents", "refund refused", "refund failed: the bank", "watch cancelled"):
         assert line in run.stdout

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.report import BUDGET
 from tests.sharing import share_of
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +197,13 @@ def test_shares() -> None:
     assert share_of("tests/unit/test_dev.py::test_shares") == "tests/unit/test_dev.py"
     alone = "tests/worker/test_crashes.py::test_frozen_worker_is_fenced[pg15]"
     assert share_of(alone) == alone
+
+
+def test_the_budgets_of_all_folders_are_a_run_of_thirteen_minutes() -> None:
+    """Who adds seconds to one takes seconds from another; each folder has one (RUN-2)."""
+    assert sum(BUDGET.values()) <= 6 * 12.25 * 60
+    folders = {file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")}
+    assert set(BUDGET) == folders
 
 
 @pytest.mark.parametrize(("free", "expected"), [(64 * 2**20, None), (24 * 2**30, "/dev/shm")])  # noqa: S108
