@@ -99,7 +99,8 @@ class Pytest:
     ("quiet", "together", "alone", "code", "listed"),
     [
         (True, 0, 0, 0, None),
-        (True, 1, 0, 1, 1),
+        (True, 2, 0, 0, 2),
+        (True, 3, 0, 1, 3),
         (True, 1, 1, 1, 0),
         (False, 0, 0, 0, None),
         (False, 3, 0, 0, 3),
