@@ -68,8 +68,10 @@ class Report:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        before, self._cpu = self._cpu, _cpu()
-        report.cpu = self._cpu - before
+        report.cpu = 0.0
+        if report.when == "teardown":
+            before, self._cpu = self._cpu, _cpu()
+            report.cpu = self._cpu - before
         return report
 
     def pytest_sessionfinish(self) -> None:

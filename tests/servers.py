@@ -20,7 +20,7 @@ import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from holdfast.embedded import EmbeddedPostgres, EmbeddedPostgresError, PostgresBinaries, available_servers
+from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_servers
 from tests.lending import KEEPER, LentDatabase, keep_as_it_is, rows_without_lease
 
 # Tests run on the newest and the oldest; --postgres names one of those between, or a candidate of the next.
@@ -59,15 +59,15 @@ def apply_schema(dsn: str) -> None:
     run_coroutine(lambda: migrate.apply(dsn))
 
 
-_started: list[EmbeddedPostgres] = []
+_started: list[Path] = []  # the kernel's figures of the servers
 
 
 def cpu_of_servers() -> float:
     """CPU seconds of the session's servers, with those of the sessions that have ended."""
     seconds = 0.0
-    for server in _started:
-        with contextlib.suppress(EmbeddedPostgresError, OSError):
-            fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    for figures in _started:
+        with contextlib.suppress(OSError):
+            fields = figures.read_text().rpartition(")")[2].split()
             seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return seconds
 
@@ -94,7 +94,7 @@ class SessionServer:
 
     def start(self) -> None:
         self.server.start()
-        _started.append(self.server)
+        _started.append(Path(f"/proc/{self.server.pid}/stat"))
         # Thousands of connections are opened, and what makes a password hard to guess is most of their time.
         password = urlsplit(self.server.dsn).password
         self.admin().execute(sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(sql.Literal(password)))

@@ -395,6 +395,7 @@ async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) 
         found |= set(numbers(await _taken_now(source)))
 
 
+@pytest.mark.nightly("broker that is killed")
 @pytest.mark.slow
 async def test_a_killed_broker_is_an_outage_and_keeps_what_it_confirmed(broker: Broker) -> None:
     """Kill -9 under load; each confirmed event is received, at least once (SCL-1)."""

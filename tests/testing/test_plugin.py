@@ -164,6 +164,7 @@ def test_that_fails(outbox):
         assert connection.execute(left, [session]).fetchall() == []
 
 
+@pytest.mark.nightly("project with the testing kit")
 @pytest.mark.slow
 def test_processes_share_one_server_and_no_database(tmp_path: Path) -> None:
     """Parallel-safe under xdist: one embedded server, a database for each process, nothing left of either."""
@@ -250,6 +251,7 @@ async def test_it(async_outbox):
     assert passed(run(tmp_path, tests, "--holdfast-dsn", server), 1)
 
 
+@pytest.mark.nightly("project with the testing kit")
 @pytest.mark.parametrize(
     "option, problem",
     [
