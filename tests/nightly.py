@@ -1,4 +1,4 @@
-"""The nightly tier: what takes too long for every run, in parts that take half an hour at most.
+"""The nightly tier: what takes too long for every run, in parts.
 
 @pytest.mark.nightly(KIND)          A usual run takes one test of each kind, another one every day.
 @pytest.mark.matrix(ONE, OTHER)     A usual run takes each value of both parameters once, in other pairs every day.

@@ -22,8 +22,8 @@ import pytest
 from tests.servers import SUPPORTED_MAJORS, USED, cpu_of_servers, servers_by_major, used
 
 LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "pydantic", "uvloop")
-# Seconds of the tests of a folder, beside those of other processes. Six processes have so many in twelve minutes; with
-# the checks before them, and with what begins and ends them, that is a run of thirteen minutes on two cores.
+# Seconds of the tests of a folder, beside those of other processes. All of them are twelve minutes of six processes;
+# with the checks before them, and what begins and ends them, that would be a run of thirteen minutes on two cores.
 BUDGET = {
     "tests/adoption": 115,
     "tests/brokers": 795,

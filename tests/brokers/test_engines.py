@@ -397,10 +397,11 @@ async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) 
 
 @pytest.mark.nightly("broker that is killed")
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "served", [kind for kind in KINDS if kind.restarts], indirect=True, ids=lambda kind: kind.name, scope="module"
+)
 async def test_a_killed_broker_is_an_outage_and_keeps_what_it_confirmed(broker: Broker) -> None:
     """Kill -9 under load; each confirmed event is received, at least once (SCL-1)."""
-    if not broker.kind.restarts:
-        pytest.skip("this server forgets everything when it ends")
     source = await broker.source(broker.interest())
     sink = await broker.sink()
     confirmed: set[int] = set()
