@@ -134,6 +134,19 @@ def test_what_passes_only_alone_is_listed(
         assert printed.count("tests/test_it.py::") == listed
 
 
+@pytest.mark.parametrize(("idle", "quiet"), [(190, True), (120, False)])
+def test_a_machine_is_quiet_when_its_cores_are_idle(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, idle: int, quiet: bool
+) -> None:
+    """One busy core of two is not quiet, and neither is a machine of which nothing is known (RUN-2)."""
+    ticks = iter([(1000, 5000), (1000 + idle, 5200)])
+    monkeypatch.setattr(script.time, "sleep", lambda _: None)
+    monkeypatch.setattr(script, "idle_and_total", lambda: next(ticks))
+    assert script.is_quiet() is quiet
+    monkeypatch.setattr(script, "KERNEL_FIGURES", tmp_path / "none")
+    assert script.is_quiet() is False
+
+
 def test_no_test_is_run_when_a_static_check_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CI trusts begins with format, lint, types and imports (RUN-2)."""
     assert list(script.static_steps()) == ["format", "lint", "types", "imports"]
